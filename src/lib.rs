@@ -1,0 +1,7 @@
+//! ontrain: training for ONNX models where the data is.
+//!
+//! The folders stand in the order of dependence; each imports only what stands before it.
+
+pub mod error;
+pub mod graph;
+pub mod tensor;
