@@ -3,5 +3,8 @@
 //! The folders stand in the order of dependence; each imports only what stands before it.
 
 pub mod error;
-pub mod graph;
 pub mod tensor;
+
+pub mod graph;
+
+pub mod kernel;
