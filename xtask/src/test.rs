@@ -1,0 +1,77 @@
+//! `cargo xtask test`: every check there is, cheapest first.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::{pack, sh};
+
+/// Run every check, cheapest first; ends with a summary and fails if one of them failed
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only this stage (may be given several times)
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+}
+
+/// One check. A stage whose input is missing fails: nothing is skipped in silence.
+struct Stage {
+    name: &'static str,
+    run: fn() -> Result<()>,
+}
+
+/// The stages, cheapest first. Adding one is one line here.
+const STAGES: &[Stage] = &[
+    Stage { name: "fmt", run: fmt },
+    Stage { name: "clippy", run: clippy },
+    Stage { name: "unit", run: unit },
+    Stage { name: "wasm-node", run: || pack::run_tests(&pack::pack_and_install()?) },
+    Stage { name: "chromium", run: || pack::run_in_chromium(&pack::pack_and_install()?) },
+];
+
+impl Args {
+    pub(crate) fn run(self) -> Result<()> {
+        let names = || STAGES.iter().map(|stage| stage.name).collect::<Vec<_>>().join(", ");
+        if let Some(unknown) = self.only.iter().find(|name| STAGES.iter().all(|stage| stage.name != **name)) {
+            bail!("there is no stage {unknown:?}; the stages are {}", names());
+        }
+        let chosen = |stage: &&Stage| self.only.is_empty() || self.only.iter().any(|name| name == stage.name);
+
+        let mut results: Vec<(&str, Duration, bool)> = Vec::new();
+        for stage in STAGES.iter().filter(chosen) {
+            println!("\n=== {}", stage.name);
+            let start = Instant::now();
+            let result = (stage.run)();
+            if let Err(error) = &result {
+                println!("=== {} failed: {error:#}", stage.name);
+            }
+            results.push((stage.name, start.elapsed(), result.is_ok()));
+        }
+        summarize(&results)
+    }
+}
+
+fn summarize(results: &[(&str, Duration, bool)]) -> Result<()> {
+    println!("\n=== summary");
+    for (name, time, ok) in results {
+        println!("{name:<12} {:>8.1} s  {}", time.as_secs_f64(), if *ok { "ok" } else { "FAILED" });
+    }
+    let failed: Vec<&str> = results.iter().filter(|(_, _, ok)| !ok).map(|(name, _, _)| *name).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn fmt() -> Result<()> {
+    sh::run(sh::cargo().args(["fmt", "--all", "--check"]))
+}
+
+fn clippy() -> Result<()> {
+    sh::run(sh::cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-Dwarnings"]))
+}
+
+/// Unit, integration and documentation tests. xtask-bindgen has none, and is built with its own profile.
+fn unit() -> Result<()> {
+    sh::run(sh::cargo().args(["test", "--quiet", "--workspace", "--exclude", "xtask-bindgen"]))
+}
