@@ -6,5 +6,12 @@ pub mod error;
 pub mod tensor;
 
 pub mod graph;
+pub mod onnx;
+
+pub mod checkpoint;
 
 pub mod kernel;
+
+pub mod ops;
+
+pub mod grad;
