@@ -179,12 +179,11 @@ fn version() -> Result<String> {
 /// Changes whenever anything changes that the package is made of.
 fn fingerprint(mode: Mode, module: &Path) -> Result<String> {
     let mut hasher = DefaultHasher::new();
-    (mode, version()?).hash(&mut hasher);
+    // This program's own part: the tools' versions and options.
+    (mode, version()?, include_str!("build.rs"), include_str!("setup.rs")).hash(&mut hasher);
     sh::read_file(module)?.hash(&mut hasher);
     let templates = sh::files_under(&sh::root().join("pkg-templates"))?;
-    // This program too: it holds the tools' versions and options.
-    let others = LICENCES.map(|name| sh::root().join(name)).into_iter().chain([std::env::current_exe()?]);
-    for file in templates.into_iter().chain(others) {
+    for file in templates.into_iter().chain(LICENCES.map(|name| sh::root().join(name))) {
         (&file, sh::read_file(&file)?).hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))

@@ -34,6 +34,11 @@ impl Toolchain {
         }
     }
 
+    /// Is it the toolchain that cargo uses anyway?
+    pub(crate) fn in_use(&self) -> bool {
+        self.rustc.is_none()
+    }
+
     /// In words, for `cargo xtask setup`.
     pub(crate) fn describe(&self) -> String {
         match &self.rustc {
