@@ -15,3 +15,5 @@ pub mod kernel;
 pub mod ops;
 
 pub mod grad;
+
+pub mod plan;

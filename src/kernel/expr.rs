@@ -143,7 +143,7 @@ pub enum Expr {
 }
 
 /// An expression and its dtype. Floats of 16 bits are computed in f32 and rounded where they are
-/// stored or cast.
+/// stored, and by a Cast from them or to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Typed {
     /// What it computes.
@@ -301,5 +301,96 @@ impl Program {
     /// Does any expression reduce over rows?
     pub fn has_row_reduce(&self) -> bool {
         self.exprs.iter().any(|t| matches!(t.expr, Expr::RowReduce(..)))
+    }
+}
+
+impl Program {
+    /// How many expressions compute something.
+    pub fn arithmetic(&self) -> usize {
+        self.exprs.iter().filter(|t| !matches!(t.expr, Expr::Input(_) | Expr::Const(_) | Expr::Coordinate(_))).count()
+    }
+
+    /// The program without expressions that no output needs, and which of the old inputs the new
+    /// ones are.
+    pub fn pruned(&self) -> (Program, Vec<usize>) {
+        let mut needed = vec![false; self.exprs.len()];
+        for id in &self.outputs {
+            needed[id.index()] = true;
+        }
+        for i in (0..self.exprs.len()).rev() {
+            if needed[i] {
+                for operand in Self::operands(self.exprs[i].expr) {
+                    needed[operand.index()] = true;
+                }
+            }
+        }
+        let mut kept = Program::new();
+        let mut inputs: Vec<usize> = Vec::new();
+        let mut ids: Vec<ExprId> = Vec::with_capacity(self.exprs.len());
+        for (typed, needed) in self.exprs.iter().zip(needed) {
+            let of = |id: ExprId| ids[id.index()];
+            let expr = match typed.expr {
+                _ if !needed => {
+                    ids.push(ExprId(u32::MAX));
+                    continue;
+                }
+                Expr::Input(k) => {
+                    inputs.push(k);
+                    Expr::Input(inputs.len() - 1)
+                }
+                same @ (Expr::Const(_) | Expr::Coordinate(_) | Expr::Random(_)) => same,
+                Expr::Unary(op, a) => Expr::Unary(op, of(a)),
+                Expr::Binary(op, a, b) => Expr::Binary(op, of(a), of(b)),
+                Expr::Select(c, a, b) => Expr::Select(of(c), of(a), of(b)),
+                Expr::Cast(a) => Expr::Cast(of(a)),
+                Expr::RowReduce(op, a) => Expr::RowReduce(op, of(a)),
+            };
+            ids.push(kept.push(expr, typed.dtype));
+        }
+        kept.outputs = self.outputs.iter().map(|id| ids[id.index()]).collect();
+        (kept, inputs)
+    }
+}
+
+/// `Mul(x0, 2)`: the outputs, written out.
+impl std::fmt::Display for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, &id) in self.outputs.iter().enumerate() {
+            if i > 0 {
+                f.write_str("; ")?;
+            }
+            self.show(id, f, 0)?;
+        }
+        Ok(())
+    }
+}
+
+impl Program {
+    fn show(&self, id: ExprId, f: &mut std::fmt::Formatter<'_>, depth: usize) -> std::fmt::Result {
+        // A DAG written as a tree can be long: what lies deep is named by its number.
+        if depth > 6 {
+            return write!(f, "e{}", id.0);
+        }
+        let typed = self.exprs[id.index()];
+        match typed.expr {
+            Expr::Input(k) => return write!(f, "x{k}"),
+            Expr::Const(Scalar::Float(x)) => return write!(f, "{x}"),
+            Expr::Const(Scalar::Int(i)) => return write!(f, "{i}"),
+            Expr::Coordinate(axis) => return write!(f, "i{axis}"),
+            Expr::Random(stream) => return write!(f, "random{stream}"),
+            Expr::Unary(op, _) => write!(f, "{op:?}")?,
+            Expr::Binary(op, ..) => write!(f, "{op:?}")?,
+            Expr::Select(..) => f.write_str("Select")?,
+            Expr::Cast(_) => write!(f, "{}", typed.dtype)?,
+            Expr::RowReduce(op, _) => write!(f, "Row{op:?}")?,
+        }
+        f.write_str("(")?;
+        for (i, operand) in Self::operands(typed.expr).enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            self.show(operand, f, depth + 1)?;
+        }
+        f.write_str(")")
     }
 }

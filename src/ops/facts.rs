@@ -51,6 +51,12 @@ impl Facts {
         }
     }
 
+    /// Forgets that a value is a constant (a graph input whose initializer is only a default).
+    pub fn forget(&mut self, id: ValueId) {
+        self.constants.remove(&id);
+        self.dims.remove(&id);
+    }
+
     /// The constant that a value is, if it is one.
     pub fn constant(&self, id: ValueId) -> Option<&Arc<Tensor>> {
         self.constants.get(&id)

@@ -2,7 +2,7 @@
 //! of kernels and buffers that comes out. Constants are folded on the way.
 
 use super::{Facts, Operator};
-use crate::error::{Error, Kind, Result, bail, err};
+use crate::error::{Error, Kind, Result, bail};
 use crate::graph::{Graph, Node, ValueId};
 use crate::kernel::{BufferId, ExprId, Fused, Kernel, Program, RunContext, Step, View, reference};
 use crate::tensor::{DType, Tensor, checked_len, known_shape, show_dims};
@@ -371,13 +371,4 @@ fn fold(node: &Node, facts: &mut Facts, lowering: &mut Lowering, first: usize) -
         facts.set_constant(id, Arc::new(memory.read(&view)?));
     }
     Ok(())
-}
-
-/// `known_shape` of a value, or an error that names it.
-pub(super) fn shape_of(graph: &Graph, facts: &Facts, id: ValueId) -> Result<(DType, Vec<usize>)> {
-    let ty = facts.ty(id).ok_or_else(|| err!(Plan, "the type of \"{}\" is not known", graph.name_of(id)))?;
-    match ty.shape.as_deref().and_then(known_shape) {
-        Some(shape) => Ok((ty.dtype, shape)),
-        None => Err(err!(Plan, "the shape of \"{}\" is not known: {ty}", graph.name_of(id))),
-    }
 }

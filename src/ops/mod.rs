@@ -18,7 +18,7 @@ pub use attrs::Spec;
 pub use build::{Builder, MS};
 pub use facts::{Facts, unify};
 pub use gradient::GradCx;
-pub use infer::{InferCx, infer_graph, infer_node};
+pub use infer::{InferCx, broadcast, infer_graph, infer_node, normalize_axes, normalize_axis};
 pub use interpret::interpret;
 pub use lower::{BufferInfo, LowerCx, Lowering, Origin, lower_node};
 

@@ -1,0 +1,120 @@
+//! Making a plan: infer with concrete sizes, lower, fold, fuse, place.
+
+use super::{Input, Output, Placement, Plan, flops, fuse, memory};
+use crate::error::{Kind, Result, bail, err};
+use crate::graph::{Graph, TensorType};
+use crate::kernel::{BufferId, View};
+use crate::ops::{Facts, Lowering, Origin, infer_node, lower_node, resolve};
+use crate::tensor::{DType, Tensor, checked_len, show_dims};
+use std::sync::Arc;
+
+/// What a plan is told of a graph input.
+#[derive(Clone, Debug)]
+pub struct PlanInput<'a> {
+    /// Dtype.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// The value, if there is one at hand. It is used only if the plan cannot be made without.
+    pub value: Option<&'a Tensor>,
+}
+
+/// Inputs with more elements than this never become part of a plan.
+const PIN_LIMIT: usize = 64;
+
+/// Makes the plan of `graph` for inputs of these dtypes and sizes, in the order of `graph.inputs`.
+///
+/// If shapes depend on the value of a small input (a Reshape's target, a Slice's bounds), that value
+/// becomes part of the plan and the input is marked `pinned`.
+pub fn build(graph: &Graph, inputs: &[PlanInput<'_>]) -> Result<Plan> {
+    if inputs.len() != graph.inputs.len() {
+        return Err(err!(Plan, "number of inputs").expected(graph.inputs.len()).found(inputs.len()));
+    }
+    match attempt(graph, inputs, false) {
+        Err(e) if e.kind() == Kind::Plan && inputs.iter().any(|i| pinnable(i).is_some()) => attempt(graph, inputs, true).map_err(|_| e),
+        result => result,
+    }
+}
+
+/// The value of an input that may become part of a plan.
+fn pinnable<'a>(input: &PlanInput<'a>) -> Option<&'a Tensor> {
+    input.value.filter(|t| t.shape().len() <= 1 && t.len() <= PIN_LIMIT)
+}
+
+fn attempt(graph: &Graph, inputs: &[PlanInput<'_>], pin: bool) -> Result<Plan> {
+    let (mut facts, mut lowering) = (Facts::default(), Lowering::default());
+    for (id, tensor) in &graph.initializers {
+        facts.set_constant(*id, tensor.clone());
+    }
+    let mut pinned = vec![false; inputs.len()];
+    for (i, (&id, input)) in graph.inputs.iter().zip(inputs).enumerate() {
+        if checked_len(&input.shape).is_none() {
+            bail!(Plan, "input \"{}\" of shape {} is too large", graph.name_of(id), show_dims(&input.shape));
+        }
+        match pinnable(input) {
+            Some(value) if pin => {
+                pinned[i] = true;
+                facts.set_constant(id, Arc::new(value.clone()));
+            }
+            _ => {
+                facts.forget(id);
+                facts.set_type(id, TensorType::known(input.dtype, &input.shape));
+                lowering.add_input(id, input.dtype, &input.shape);
+            }
+        }
+    }
+    for node in &graph.nodes {
+        let op = resolve(graph, node)?;
+        infer_node(graph, node, &*op, &mut facts)?;
+        lower_node(graph, node, &*op, &mut facts, &mut lowering)?;
+    }
+    let mut outputs = Vec::new();
+    for &id in &graph.outputs {
+        let place = match (facts.constant(id), lowering.view(&facts, id)) {
+            (Some(tensor), _) => Output::Constant(tensor.clone()),
+            (None, Some(view)) => Output::View(view),
+            (None, None) => bail!(Plan, "output \"{}\" is not computed", graph.name_of(id)),
+        };
+        outputs.push((graph.name_of(id).to_owned(), place));
+    }
+    finish(graph, inputs, &pinned, lowering, outputs)
+}
+
+fn finish(graph: &Graph, inputs: &[PlanInput<'_>], pinned: &[bool], mut lowering: Lowering, outputs: Vec<(String, Output)>) -> Result<Plan> {
+    let kept: Vec<BufferId> = outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v.buffer) } else { None }).collect();
+    fuse::run(&mut lowering, &kept);
+    let (offsets, arena_bytes) = memory::place(&lowering, &kept)?;
+    let place = |(info, offset): (&crate::ops::BufferInfo, &Option<usize>)| match (&info.origin, offset) {
+        (Origin::Temp, Some(offset)) => Placement::Arena { offset: *offset, bytes: info.len * info.dtype.size() },
+        (Origin::Temp, None) => Placement::Unused,
+        (Origin::Constant(tensor), _) => Placement::Constant(tensor.clone()),
+        (Origin::Input(id), _) => Placement::Input(graph.inputs.iter().position(|i| i == id).expect("inputs are graph inputs")),
+    };
+    let buffers = lowering.buffers.iter().zip(&offsets).map(place).collect();
+    let input = |((&id, input), &pinned): ((&crate::graph::ValueId, &PlanInput<'_>), &bool)| Input {
+        name: graph.name_of(id).to_owned(),
+        dtype: input.dtype,
+        shape: input.shape.clone(),
+        pinned,
+    };
+    let inputs = graph.inputs.iter().zip(inputs).zip(pinned).map(input).collect();
+    let flops = lowering.steps.iter().map(flops::of).sum();
+    let mut plan = Plan { steps: lowering.steps, buffers, inputs, outputs, arena_bytes, flops };
+    drop_unused_constants(&mut plan);
+    Ok(plan)
+}
+
+/// Constants that nobody reads after fusion need no memory.
+fn drop_unused_constants(plan: &mut Plan) {
+    let mut used = vec![false; plan.buffers.len()];
+    let outputs = plan.outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v) } else { None });
+    for view in plan.steps.iter().flat_map(|s| s.reads.iter().chain(&s.writes)).chain(outputs) {
+        let view: &View = view;
+        used[view.buffer.index()] = true;
+    }
+    for (placement, used) in plan.buffers.iter_mut().zip(used) {
+        if !used && matches!(placement, Placement::Constant(_)) {
+            *placement = Placement::Unused;
+        }
+    }
+}
