@@ -41,7 +41,7 @@ pub enum Kernel {
 /// form a *row*, over which `RowReduce` expressions run; 0 if there is none.
 /// Writes: one view per output of the program, either of `shape`, or, for a value that is the
 /// same along each row, of `shape` with size 1 on the row axes. A write may be the very same
-/// view as a read (in place).
+/// view as a read (in place). Over rows of no elements a reduction gives what [`Reduce`] gives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fused {
     /// The iteration space.
@@ -115,10 +115,13 @@ pub struct Conv {
 pub enum PoolKind {
     /// Forward reads `x`, writes `y` and optionally the int64 position of each maximum, counted
     /// row-major through the whole of `x` `[N, C, spatial…]`. Gradient reads `dy` and those
-    /// positions, writes `dx`. The first maximum wins; NaN is a maximum.
+    /// positions, writes `dx`. The first maximum wins; NaN is a maximum. A window that lies in the
+    /// padding altogether gives the lowest value (of floats -infinity) and position -1, which the
+    /// gradient skips.
     Max,
     /// Forward reads `x`, writes `y`; gradient reads `dy`, writes `dx`. Divides by the elements of
-    /// the window that lie in the input, or in input and padding together.
+    /// the window that lie in the input, or in input and padding together; where there are none the
+    /// average is 0. Floats only.
     Average {
         /// Does padding count?
         include_pad: bool,
