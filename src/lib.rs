@@ -17,3 +17,5 @@ pub mod ops;
 pub mod grad;
 
 pub mod plan;
+
+pub mod backend;
