@@ -3,13 +3,14 @@
 use super::super::{Buffers, Gemm, Step};
 use super::values::{Number, Values, whole};
 use super::{load, mixed_operands, store};
-use crate::error::Result;
+use crate::error::{Result, bail};
 
 pub(super) fn gemm(k: &Gemm, step: &Step, buffers: &mut dyn Buffers) -> Result<()> {
     let out = &step.writes[0];
-    let inner = step.reads[0].shape[out.rank() - 1];
-    let [batch @ .., m, n] = &out.shape[..] else { return Ok(debug_assert!(false, "Gemm of rank below 2")) };
-    let sizes = Sizes { batch: batch.iter().product(), m: *m, k: inner, n: *n };
+    let ([batch @ .., m, n], [.., k_inner]) = (&out.shape[..], &step.reads[0].shape[..]) else {
+        bail!(Plan, "a matrix product of rank {}", out.rank());
+    };
+    let sizes = Sizes { batch: batch.iter().product(), m: *m, k: *k_inner, n: *n };
     let a = load(buffers, &step.reads[0])?;
     let b = load(buffers, &step.reads[1])?;
     let c = if k.beta == 0.0 { None } else { Some(load(buffers, &step.reads[2])?) };
