@@ -14,6 +14,8 @@ pub mod kernel;
 
 pub mod ops;
 
+pub mod passes;
+
 pub mod grad;
 
 pub mod plan;
