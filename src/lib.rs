@@ -18,6 +18,10 @@ pub mod passes;
 
 pub mod grad;
 
+pub mod artifacts;
+
 pub mod plan;
 
 pub mod backend;
+
+pub mod train;

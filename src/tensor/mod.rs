@@ -22,6 +22,14 @@ impl AlignedBytes {
         Self { words: vec![0; len.div_ceil(16)], len }
     }
 
+    /// `len` zero bytes, or `None` if there is no memory for them.
+    pub fn try_zeroed(len: usize) -> Option<Self> {
+        let mut words = Vec::new();
+        words.try_reserve_exact(len.div_ceil(16)).ok()?;
+        words.resize(len.div_ceil(16), 0);
+        Some(Self { words, len })
+    }
+
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut new = Self::zeroed(bytes.len());

@@ -113,7 +113,7 @@ fn walk(shape: &[usize], offset: usize, strides: &[isize], mut visit: impl FnMut
 }
 
 /// The elements of a view, bit for bit.
-fn read(buffers: &(impl Buffers + ?Sized), view: &View) -> Result<Tensor> {
+pub fn read(buffers: &(impl Buffers + ?Sized), view: &View) -> Result<Tensor> {
     fn copy<const SIZE: usize>(from: &[u8], view: &View, to: &mut [u8]) {
         let from = from.as_chunks::<SIZE>().0;
         let mut to = to.as_chunks_mut::<SIZE>().0.iter_mut();
