@@ -1,0 +1,337 @@
+//! Vectors of f32 for the element-wise kernels: AVX2, wasm simd128, and two plain fallbacks. All
+//! give the same bits (no fused multiply-add), so that a model trains alike natively and on wasm.
+
+/// A vector of [`Self::N`] f32, or of as many bit masks. `load`, `store` and `splat` are unsafe
+/// because a vector may only be made where its instructions exist; whoever holds one has shown
+/// that they do.
+pub(crate) trait F32s: Copy {
+    /// How many elements; divides 32.
+    const N: usize;
+    /// Safety: `N` elements from `p` on must be readable, the instructions available.
+    unsafe fn load(p: *const f32) -> Self;
+    /// Safety: `N` elements from `p` on must be writable, the instructions available.
+    unsafe fn store(self, p: *mut f32);
+    /// Safety: the instructions must be available.
+    unsafe fn splat(x: f32) -> Self;
+    /// A constant like `self`.
+    #[inline(always)]
+    fn num(self, x: f32) -> Self {
+        // Safety: `self` exists, hence the instructions do.
+        unsafe { Self::splat(x) }
+    }
+    /// The constant with these bits.
+    #[inline(always)]
+    fn bits(self, x: u32) -> Self {
+        self.num(f32::from_bits(x))
+    }
+    fn add(self, o: Self) -> Self;
+    fn sub(self, o: Self) -> Self;
+    fn mul(self, o: Self) -> Self;
+    fn div(self, o: Self) -> Self;
+    fn sqrt(self) -> Self;
+    /// The lesser; `self` if it is NaN, some value if only `o` is.
+    fn min_first(self, o: Self) -> Self;
+    /// The greater; `self` if it is NaN, some value if only `o` is.
+    fn max_first(self, o: Self) -> Self;
+    /// All ones where `self < o`.
+    fn lt(self, o: Self) -> Self;
+    /// All ones where `self <= o`.
+    fn le(self, o: Self) -> Self;
+    /// All ones where `self == o`.
+    fn eq(self, o: Self) -> Self;
+    fn and(self, o: Self) -> Self;
+    fn or(self, o: Self) -> Self;
+    fn xor(self, o: Self) -> Self;
+    /// `a` where the mask `self` is all ones, `b` where it is all zeros.
+    fn select(self, a: Self, b: Self) -> Self;
+    /// Sum of the bits as integers.
+    fn iadd(self, o: Self) -> Self;
+    /// Difference of the bits as integers.
+    fn isub(self, o: Self) -> Self;
+    fn shl<const K: i32>(self) -> Self;
+    /// Arithmetic shift of the bits.
+    fn sar<const K: i32>(self) -> Self;
+
+    /// All ones where `self` is NaN.
+    #[inline(always)]
+    fn nan(self) -> Self {
+        self.eq(self).xor(self.bits(u32::MAX))
+    }
+    #[inline(always)]
+    fn neg(self) -> Self {
+        self.xor(self.num(-0.0))
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        self.and(self.bits(0x7FFF_FFFF))
+    }
+    /// The lesser; NaN if either is.
+    #[inline(always)]
+    fn min(self, o: Self) -> Self {
+        o.nan().select(o, self.min_first(o))
+    }
+    /// The greater; NaN if either is.
+    #[inline(always)]
+    fn max(self, o: Self) -> Self {
+        o.nan().select(o, self.max_first(o))
+    }
+}
+
+macro_rules! plain {
+    ($op:expr, $($a:expr),*) => { std::array::from_fn(|i| $op($($a[i]),*)) };
+}
+
+/// Four f32 in plain Rust, which LLVM turns into vectors where it knows some.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub(crate) struct Plain<const L: usize>([f32; L]);
+
+fn mask(b: bool) -> f32 {
+    f32::from_bits(if b { u32::MAX } else { 0 })
+}
+
+#[inline(always)]
+fn by_bits(f: impl Fn(u32, u32) -> u32) -> impl Fn(f32, f32) -> f32 {
+    move |a, b| f32::from_bits(f(a.to_bits(), b.to_bits()))
+}
+
+impl<const L: usize> F32s for Plain<L> {
+    const N: usize = L;
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // Safety: the caller's promise.
+        Self(unsafe { p.cast::<[f32; L]>().read() })
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // Safety: the caller's promise.
+        unsafe { p.cast::<[f32; L]>().write(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Self([x; L])
+    }
+    #[inline(always)]
+    fn add(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| a + b, self.0, o.0))
+    }
+    #[inline(always)]
+    fn sub(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| a - b, self.0, o.0))
+    }
+    #[inline(always)]
+    fn mul(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| a * b, self.0, o.0))
+    }
+    #[inline(always)]
+    fn div(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| a / b, self.0, o.0))
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(plain!(|a: f32| a.sqrt(), self.0))
+    }
+    #[inline(always)]
+    fn min_first(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| if b < a { b } else { a }, self.0, o.0))
+    }
+    #[inline(always)]
+    fn max_first(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| if b > a { b } else { a }, self.0, o.0))
+    }
+    #[inline(always)]
+    fn lt(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| mask(a < b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn le(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| mask(a <= b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn eq(self, o: Self) -> Self {
+        Self(plain!(|a: f32, b: f32| mask(a == b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn and(self, o: Self) -> Self {
+        Self(plain!(by_bits(|a, b| a & b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn or(self, o: Self) -> Self {
+        Self(plain!(by_bits(|a, b| a | b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn xor(self, o: Self) -> Self {
+        Self(plain!(by_bits(|a, b| a ^ b), self.0, o.0))
+    }
+    #[inline(always)]
+    fn select(self, a: Self, b: Self) -> Self {
+        Self(plain!(|m: f32, a, b| if m.to_bits() != 0 { a } else { b }, self.0, a.0, b.0))
+    }
+    #[inline(always)]
+    fn iadd(self, o: Self) -> Self {
+        Self(plain!(by_bits(u32::wrapping_add), self.0, o.0))
+    }
+    #[inline(always)]
+    fn isub(self, o: Self) -> Self {
+        Self(plain!(by_bits(u32::wrapping_sub), self.0, o.0))
+    }
+    #[inline(always)]
+    fn shl<const K: i32>(self) -> Self {
+        Self(plain!(|a: f32| f32::from_bits(a.to_bits() << K), self.0))
+    }
+    #[inline(always)]
+    fn sar<const K: i32>(self) -> Self {
+        Self(plain!(|a: f32| f32::from_bits((a.to_bits() as i32 >> K) as u32), self.0))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::F32s;
+    use std::arch::x86_64::*;
+
+    /// Eight f32 in an AVX2 register.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Avx2(__m256);
+
+    macro_rules! op {
+        ($name:ident, $a:ident $(, $o:ident)? => $e:expr) => {
+            #[inline(always)]
+            fn $name(self $(, $o: Self)?) -> Self {
+                let $a = self.0;
+                $(let $o = $o.0;)?
+                // Safety: `self` exists, hence AVX2 does.
+                Self(unsafe { $e })
+            }
+        };
+    }
+    macro_rules! int {
+        ($f:ident, $a:expr, $b:expr) => {
+            _mm256_castsi256_ps($f(_mm256_castps_si256($a), _mm256_castps_si256($b)))
+        };
+    }
+
+    impl F32s for Avx2 {
+        const N: usize = 8;
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            // Safety: the caller's promise.
+            Self(unsafe { _mm256_loadu_ps(p) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // Safety: the caller's promise.
+            unsafe { _mm256_storeu_ps(p, self.0) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            // Safety: the caller's promise.
+            Self(unsafe { _mm256_set1_ps(x) })
+        }
+        op!(add, a, o => _mm256_add_ps(a, o));
+        op!(sub, a, o => _mm256_sub_ps(a, o));
+        op!(mul, a, o => _mm256_mul_ps(a, o));
+        op!(div, a, o => _mm256_div_ps(a, o));
+        op!(sqrt, a => _mm256_sqrt_ps(a));
+        // The instruction gives its second operand when either is NaN.
+        op!(min_first, a, o => _mm256_min_ps(o, a));
+        op!(max_first, a, o => _mm256_max_ps(o, a));
+        op!(lt, a, o => _mm256_cmp_ps::<_CMP_LT_OQ>(a, o));
+        op!(le, a, o => _mm256_cmp_ps::<_CMP_LE_OQ>(a, o));
+        op!(eq, a, o => _mm256_cmp_ps::<_CMP_EQ_OQ>(a, o));
+        op!(and, a, o => _mm256_and_ps(a, o));
+        op!(or, a, o => _mm256_or_ps(a, o));
+        op!(xor, a, o => _mm256_xor_ps(a, o));
+        op!(iadd, a, o => int!(_mm256_add_epi32, a, o));
+        op!(isub, a, o => int!(_mm256_sub_epi32, a, o));
+        #[inline(always)]
+        fn select(self, a: Self, b: Self) -> Self {
+            // Safety: `self` exists, hence AVX2 does.
+            Self(unsafe { _mm256_blendv_ps(b.0, a.0, self.0) })
+        }
+        #[inline(always)]
+        fn shl<const K: i32>(self) -> Self {
+            // Safety: `self` exists, hence AVX2 does.
+            Self(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<K>(_mm256_castps_si256(self.0))) })
+        }
+        #[inline(always)]
+        fn sar<const K: i32>(self) -> Self {
+            // Safety: `self` exists, hence AVX2 does.
+            Self(unsafe { _mm256_castsi256_ps(_mm256_srai_epi32::<K>(_mm256_castps_si256(self.0))) })
+        }
+    }
+}
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+pub(crate) use simd128::Simd128;
+
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128 {
+    use super::F32s;
+    use std::arch::wasm32::*;
+
+    /// Four f32 in a wasm vector.
+    #[derive(Clone, Copy)]
+    pub(crate) struct Simd128(v128);
+
+    macro_rules! op {
+        ($name:ident => $f:ident) => {
+            #[inline(always)]
+            fn $name(self, o: Self) -> Self {
+                Self($f(self.0, o.0))
+            }
+        };
+    }
+
+    impl F32s for Simd128 {
+        const N: usize = 4;
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            // Safety: the caller's promise; v128_load needs no alignment.
+            Self(unsafe { v128_load(p.cast()) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            // Safety: the caller's promise; v128_store needs no alignment.
+            unsafe { v128_store(p.cast(), self.0) }
+        }
+        #[inline(always)]
+        unsafe fn splat(x: f32) -> Self {
+            Self(f32x4_splat(x))
+        }
+        op!(add => f32x4_add);
+        op!(sub => f32x4_sub);
+        op!(mul => f32x4_mul);
+        op!(div => f32x4_div);
+        #[inline(always)]
+        fn sqrt(self) -> Self {
+            Self(f32x4_sqrt(self.0))
+        }
+        // These give their first operand when either is NaN.
+        op!(min_first => f32x4_pmin);
+        op!(max_first => f32x4_pmax);
+        op!(lt => f32x4_lt);
+        op!(le => f32x4_le);
+        op!(eq => f32x4_eq);
+        op!(and => v128_and);
+        op!(or => v128_or);
+        op!(xor => v128_xor);
+        op!(iadd => i32x4_add);
+        op!(isub => i32x4_sub);
+        #[inline(always)]
+        fn select(self, a: Self, b: Self) -> Self {
+            Self(v128_bitselect(a.0, b.0, self.0))
+        }
+        #[inline(always)]
+        fn shl<const K: i32>(self) -> Self {
+            Self(i32x4_shl(self.0, K as u32))
+        }
+        #[inline(always)]
+        fn sar<const K: i32>(self) -> Self {
+            Self(i32x4_shr(self.0, K as u32))
+        }
+    }
+}
