@@ -202,6 +202,12 @@ impl Builder<'_> {
         if self.facts.ty(x).is_some_and(|t| t.shape.is_some() && self.facts.ty(like).is_some_and(|l| l.shape == t.shape)) {
             return Ok(x);
         }
+        if self.opset() < 8 {
+            // There is no Expand yet. `like < like` holds nowhere, whatever the values are.
+            let nowhere = self.op("Less", &[like, like])?;
+            let zeros = self.op_cast(nowhere, x)?;
+            return self.add_(x, zeros);
+        }
         let shape = self.shape(like)?;
         self.op("Expand", &[x, shape])
     }

@@ -2,12 +2,13 @@
 
 use super::{Facts, Operator, resolve};
 use crate::error::{Result, bail, err};
-use crate::graph::{Graph, Node, TensorType, ValueType};
+use crate::graph::{Graph, Node, TensorType, ValueId, ValueType};
 use crate::tensor::{DType, Dim, Tensor, show_dims};
 use std::sync::Arc;
 
 /// What an operator sees while it infers: its inputs' types, and constants where they are known.
 pub struct InferCx<'a> {
+    graph: &'a Graph,
     node: &'a Node,
     facts: &'a Facts,
     names: &'a dyn Fn(usize) -> String,
@@ -87,6 +88,25 @@ impl InferCx<'_> {
         Dim::symbol(format!("{}.{axis}", (self.names)(o)))
     }
 
+    /// The shape that the graph declares for output `o`, for an operator whose inputs do not tell it
+    /// (the gradients of pooling). Symbols whose size some other value of the graph shows are
+    /// replaced by it: equal names mean equal sizes.
+    pub fn declared(&self, o: usize) -> Option<Vec<Dim>> {
+        let id = self.node.outputs.get(o).copied().flatten()?;
+        let shape = self.graph.tensor_type(id)?.shape.as_ref()?;
+        Some(shape.iter().map(|dim| self.size_of(dim).map_or_else(|| dim.clone(), Dim::Known)).collect())
+    }
+
+    /// The size of a dimension, if it or a value that declares the same symbol is known.
+    fn size_of(&self, dim: &Dim) -> Option<usize> {
+        dim.known().or_else(|| {
+            (0..self.graph.value_count()).map(|i| ValueId(i as u32)).find_map(|id| {
+                let axis = self.graph.tensor_type(id)?.shape.as_ref()?.iter().position(|d| d == dim)?;
+                self.facts.ty(id)?.shape.as_ref()?.get(axis)?.known()
+            })
+        })
+    }
+
     /// Sets the type of output `o`. Outputs that are not wanted may be set too.
     pub fn set(&mut self, o: usize, dtype: DType, shape: impl Into<Vec<Dim>>) {
         if o < self.outputs.len() {
@@ -126,6 +146,27 @@ impl InferCx<'_> {
             return Err(err!(Shape, "input {i} must hold indices").expected("int32 or int64").found(dtype));
         }
         Ok(dtype)
+    }
+
+    /// Fails if input `i` cannot be of shape `want` (two different symbols may be equal).
+    pub fn expect_shape(&self, i: usize, want: &[Dim]) -> Result<()> {
+        let found = self.shape(i)?;
+        let differ = |(a, b): (&Dim, &Dim)| matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+        if found.len() != want.len() || found.iter().zip(want).any(differ) {
+            return Err(err!(Shape, "input {i} has the wrong shape")
+                .expected(show_dims(want))
+                .found(show_dims(&found)));
+        }
+        Ok(())
+    }
+
+    /// Fails unless input `i` is one number (a scalar, or of shape `[1]`, …).
+    pub fn one_element(&self, i: usize) -> Result<()> {
+        let found = self.shape(i)?;
+        if found.iter().any(|d| d.known().is_some_and(|n| n != 1)) {
+            return Err(err!(Shape, "input {i} must be one number").expected("one element").found(show_dims(&found)));
+        }
+        Ok(())
     }
 
     /// The common shape of the inputs by NumPy's broadcasting.
@@ -182,6 +223,7 @@ pub fn infer_node(graph: &Graph, node: &Node, op: &dyn Operator, facts: &mut Fac
     let names = |o: usize| node.outputs[o].map_or_else(String::new, |id| graph.name_of(id).to_owned());
     let count = node.outputs.len();
     let mut cx = InferCx {
+        graph,
         node,
         facts,
         names: &names,
@@ -220,7 +262,7 @@ pub fn infer_graph(graph: &mut Graph) -> Result<Facts> {
         infer_node(graph, node, &*op, &mut facts)?;
     }
     for i in 0..graph.value_count() {
-        let id = crate::graph::ValueId(i as u32);
+        let id = ValueId(i as u32);
         if let Some(ty) = facts.ty(id) {
             graph.value_mut(id).ty = Some(ValueType::Tensor(ty.clone()));
         }
