@@ -104,7 +104,7 @@ impl Backend for Cpu {
             for view in step.reads.iter().chain(&step.writes) {
                 memory.check(view).map_err(|e| e.at(&*step.from))?;
             }
-            let op = Op::compile(step)?;
+            let op = Op::compile(step);
             scratch = scratch.max(op.scratch());
             ops.push(op);
         }
