@@ -12,7 +12,22 @@ mod lower;
 #[cfg(test)]
 pub(crate) mod testing;
 
+mod activation;
+mod conv;
+mod logic;
 mod math;
+mod matmul;
+mod pool;
+mod window;
+mod batch_norm;
+mod dropout;
+mod layer_norm;
+mod loss;
+mod optimizer;
+mod reduce;
+mod shape;
+mod sizes;
+mod softmax;
 
 pub use attrs::Spec;
 pub use build::{Builder, MS};
@@ -75,7 +90,30 @@ pub(crate) use operators;
 
 /// The one table, by family.
 const FAMILIES: &[&[Entry]] = &[
+    activation::OPERATORS,
+    activation::MS_OPERATORS,
+    conv::OPERATORS,
+    conv::MS_OPERATORS,
+    logic::OPERATORS,
     math::OPERATORS,
+    matmul::OPERATORS,
+    matmul::MS_OPERATORS,
+    pool::OPERATORS,
+    reduce::OPERATORS,
+    reduce::MS_OPERATORS,
+    shape::OPERATORS,
+    shape::MS_OPERATORS,
+    softmax::OPERATORS,
+    softmax::MS_OPERATORS,
+    batch_norm::OPERATORS,
+    batch_norm::MS_OPERATORS,
+    optimizer::MS_OPERATORS,
+    dropout::OPERATORS,
+    layer_norm::OPERATORS,
+    layer_norm::MS_OPERATORS,
+    dropout::MS_OPERATORS,
+    loss::OPERATORS,
+    loss::MS_OPERATORS,
 ];
 
 /// The newest ai.onnx opset whose operators are known here.
