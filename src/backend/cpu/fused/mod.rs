@@ -8,6 +8,8 @@ mod nodes;
 mod reduce;
 mod space;
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;
 
 use super::lanes::{F32s, Plain};
