@@ -1,7 +1,7 @@
 //! Matrix products: `C = alpha A B + beta C + bias`, f32 in register tiles, f64 in a plain loop.
 
 use super::gemm_dot::{Stretches, dot_block};
-use super::gemm_kernel::{KC, Lhs, PANEL, PanelBuffer, Panels, Rhs, RowTiles, Sink, pack_lhs, pack_rhs, sweep};
+use super::gemm_kernel::{Block, KC, Lhs, PANEL, PanelBuffer, Rhs, RowTiles, pack_lhs, pack_rhs, sweep};
 use super::simd::{Isa, Simd, SimdOp, dispatch_on, isa};
 use super::threads::{Shared, parallel_for};
 use core::mem::MaybeUninit;
@@ -294,7 +294,7 @@ impl Job {
                 let cuts = cut(panels, bands, rows * self.n * kc);
                 each(parallel, bands * cuts, |t| {
                     let (band, cut) = (t % bands, t / bands);
-                    let block = Block {
+                    let block = Tiles {
                         job: self,
                         width,
                         first_row,
@@ -407,7 +407,7 @@ impl SimdOp for Dots<'_> {
 }
 
 /// Some tiles of C for one block of k.
-struct Block<'a> {
+struct Tiles<'a> {
     job: &'a Job,
     width: usize,
     first_row: usize,
@@ -418,17 +418,17 @@ struct Block<'a> {
     panels: Range<usize>,
 }
 
-impl SimdOp for Block<'_> {
+impl SimdOp for Tiles<'_> {
     type Out = ();
 
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run<S: Simd>(mut self) {
         let mut buffer: PanelBuffer = MaybeUninit::uninit();
-        let (tiles, panels) = (self.tiles.clone(), self.panels.clone());
+        let (lhs, tiles, panels) = (self.lhs, self.tiles.clone(), self.panels.clone());
         macro_rules! of_width {
             ($w:literal) => {
                 // Safety: the job's pointers are good for its shape.
-                unsafe { sweep::<S, $w, _, _>(&self.lhs, tiles, self.kc, panels, &self, &self, &mut buffer) }
+                unsafe { sweep::<S, $w, _>(&lhs, tiles, self.kc, panels, &mut self, &mut buffer) }
             };
         }
         match self.width {
@@ -440,11 +440,11 @@ impl SimdOp for Block<'_> {
     }
 }
 
-impl Panels for Block<'_> {
+impl Block for Tiles<'_> {
     const TABLE: bool = false;
 
     #[inline(always)]
-    unsafe fn rows<S: Simd, const W: usize>(&self, panel: usize, buffer: *mut f32) -> Rhs {
+    unsafe fn rows<S: Simd, const W: usize>(&mut self, panel: usize, buffer: *mut f32) -> Rhs {
         let (job, lanes) = (self.job, W * S::LANES);
         let (row, col) = job.b_strides;
         let first = panel * lanes;
@@ -458,11 +458,9 @@ impl Panels for Block<'_> {
         unsafe { pack_rhs::<S, W>(self.kc, width, b, (row, col), buffer) };
         Rhs::Even(buffer, lanes as isize)
     }
-}
 
-impl Sink for Block<'_> {
     #[inline(always)]
-    unsafe fn put<S: Simd, const R: usize, const W: usize>(&self, row: usize, panel: usize, tile: &[[S::V; W]; R]) {
+    unsafe fn put<S: Simd, const R: usize, const W: usize>(&mut self, row: usize, panel: usize, tile: &[[S::V; W]; R]) {
         let job = self.job;
         let (row, col) = (self.first_row + row, panel * W * S::LANES);
         let width = (job.n - col).min(W * S::LANES);
@@ -542,4 +540,4 @@ fn row_f64(p: &Gemm<'_, f64>, i: usize, row: &mut [f64]) {
 
 #[cfg(test)]
 #[path = "gemm_tests.rs"]
-mod tests;
+pub(crate) mod tests;

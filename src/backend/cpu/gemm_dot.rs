@@ -111,7 +111,7 @@ pub(crate) unsafe fn dot_block<S: Simd>(
         }};
     }
     match (last_row - first_row, S::DOT) {
-        (1, _) => tiles!(1, 4),
+        (1, _) => tiles!(1, 9),
         (2, _) => tiles!(2, 4),
         (_, (2, _)) => tiles!(2, 4),
         (_, (3, _)) => tiles!(3, 4),

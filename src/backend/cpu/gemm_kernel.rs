@@ -60,25 +60,23 @@ pub(crate) enum Rhs {
     Table(*const f32, *const isize),
 }
 
-/// Where panels of B come from.
-pub(crate) trait Panels {
+/// A block of C: where its panels of B come from and where its finished tiles go.
+pub(crate) trait Block {
     /// Whether [`Rhs::Table`] can occur: leaves out its code otherwise.
     const TABLE: bool;
 
-    /// Panel `panel` for the current block of k, packed into `buffer` unless it can be read in place.
+    /// Panel `panel` for the current block of k, packed into `buffer` unless it can be read in place. The
+    /// tiles that follow are of this panel.
     ///
     /// # Safety
     /// `S` runs on this machine; the panel exists; `buffer` holds `kc * W * LANES` elements.
-    unsafe fn rows<S: Simd, const W: usize>(&self, panel: usize, buffer: *mut f32) -> Rhs;
-}
+    unsafe fn rows<S: Simd, const W: usize>(&mut self, panel: usize, buffer: *mut f32) -> Rhs;
 
-/// Where finished tiles go.
-pub(crate) trait Sink {
     /// Adds what belongs there and stores the tile whose first row is `row`.
     ///
     /// # Safety
     /// `S` runs on this machine; rows and panel exist; no other task writes them.
-    unsafe fn put<S: Simd, const R: usize, const W: usize>(&self, row: usize, panel: usize, tile: &[[S::V; W]; R]);
+    unsafe fn put<S: Simd, const R: usize, const W: usize>(&mut self, row: usize, panel: usize, tile: &[[S::V; W]; R]);
 }
 
 /// Steps through the rows of a panel.
@@ -151,13 +149,13 @@ unsafe fn multiply<S: Simd, const R: usize, const W: usize>(
 /// # Safety
 /// As for [`sweep`].
 #[inline(always)]
-unsafe fn tile<S: Simd, const R: usize, const W: usize, P: Panels, K: Sink>(
+unsafe fn tile<S: Simd, const R: usize, const W: usize, B: Block>(
     lhs: &Lhs,
     row: usize,
     kc: usize,
     panel: usize,
     rhs: Rhs,
-    sink: &K,
+    block: &mut B,
 ) {
     // Safety: the caller's promise; a packed tile starts after `row` rows of `kc` elements.
     unsafe {
@@ -169,32 +167,31 @@ unsafe fn tile<S: Simd, const R: usize, const W: usize, P: Panels, K: Sink>(
             (Rhs::Even(b, step), None) => multiply::<S, R, W>(kc, a, 1, R as isize, Even(b, step)),
             (Rhs::Even(b, step), Some((row, col))) => multiply::<S, R, W>(kc, a, row, col, Even(b, step)),
             // Only convolutions read through a table, and they always pack A.
-            (Rhs::Table(b, table), _) if P::TABLE => multiply::<S, R, W>(kc, a, 1, R as isize, Table(b, table)),
+            (Rhs::Table(b, table), _) if B::TABLE => multiply::<S, R, W>(kc, a, 1, R as isize, Table(b, table)),
             (Rhs::Table(..), _) => return,
         };
-        sink.put::<S, R, W>(row, panel, &acc);
+        block.put::<S, R, W>(row, panel, &acc);
     }
 }
 
-/// Computes the tiles of `tiles` x `panels` for one block of `kc` elements of k and hands each to `sink`.
+/// Computes the tiles of `tiles` x `panels` for one block of `kc` elements of k and hands each to `block`.
 ///
 /// # Safety
-/// `S` runs on this machine; `lhs` covers the tiles and `kc` steps, `source` the panels; tiles have at most
+/// `S` runs on this machine; `lhs` covers the tiles and `kc` steps, `block` the panels; tiles have at most
 /// `ACCUMULATORS / W` rows; `kc <= KC * PANEL / W`.
 #[inline(always)]
-pub(crate) unsafe fn sweep<S: Simd, const W: usize, P: Panels, K: Sink>(
+pub(crate) unsafe fn sweep<S: Simd, const W: usize, B: Block>(
     lhs: &Lhs,
     tiles: Range<usize>,
     kc: usize,
     panels: Range<usize>,
-    source: &P,
-    sink: &K,
+    block: &mut B,
     buffer: &mut PanelBuffer,
 ) {
     let buffer = buffer.as_mut_ptr().cast::<f32>();
     for panel in panels {
         // Safety: the caller's promise.
-        let rhs = unsafe { source.rows::<S, W>(panel, buffer) };
+        let rhs = unsafe { block.rows::<S, W>(panel, buffer) };
         for i in tiles.clone() {
             let row = lhs.tiles.start(i);
             let rows = lhs.tiles.start(i + 1) - row;
@@ -202,7 +199,7 @@ pub(crate) unsafe fn sweep<S: Simd, const W: usize, P: Panels, K: Sink>(
                 ($($r:literal)*) => { match rows {
                     $($r if const { $r * W <= S::ACCUMULATORS } => {
                         // Safety: the caller's promise.
-                        unsafe { tile::<S, $r, W, P, K>(lhs, row, kc, panel, rhs, sink) }
+                        unsafe { tile::<S, $r, W, B>(lhs, row, kc, panel, rhs, block) }
                     },)*
                     _ => {}
                 } };

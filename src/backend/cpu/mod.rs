@@ -1,10 +1,21 @@
 //! The CPU: kernels written once over the vectors of each instruction set.
 
 mod device;
+pub mod copy;
+pub mod index;
+pub mod fused;
+pub mod conv;
+mod conv_geometry;
+mod conv_tiles;
+mod conv_weight;
+mod depthwise;
 pub mod gemm;
 mod gemm_dot;
 mod gemm_kernel;
-mod memory;
+mod matmul;
+mod lanes;
+mod math;
+pub mod memory;
 pub mod simd;
 mod step;
 pub mod threads;

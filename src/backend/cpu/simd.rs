@@ -68,6 +68,19 @@ impl Isa {
         all
     }
 
+    /// The same or, where rows fill no more than half of a vector, one of half the width.
+    pub(crate) fn for_rows_of(self, width: usize) -> Isa {
+        match self {
+            // Every machine with AVX-512F has AVX2 and FMA.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if width <= 8 => Isa::Avx2,
+            same => {
+                let _ = width;
+                same
+            }
+        }
+    }
+
     /// Lanes of a vector, and accumulators that a loop may hold in registers.
     pub(crate) fn registers(self) -> (usize, usize) {
         struct Registers;

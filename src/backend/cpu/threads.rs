@@ -103,6 +103,11 @@ impl<T> Shared<T> {
         Shared(slice.as_mut_ptr())
     }
 
+    /// From a pointer into memory that stays put.
+    pub(crate) fn from_ptr(p: *mut T) -> Self {
+        Shared(p)
+    }
+
     /// The same, `n` elements further on.
     pub(crate) fn moved(self, n: usize) -> Self {
         Shared(self.0.wrapping_add(n))
