@@ -16,6 +16,7 @@ mod matmul;
 mod lanes;
 mod math;
 pub mod memory;
+pub mod pool;
 pub mod simd;
 mod step;
 pub mod threads;
