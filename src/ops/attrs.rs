@@ -75,6 +75,15 @@ impl<'a> Spec<'a> {
         }
     }
 
+    /// A list of floats, if it is there.
+    pub fn floats_opt(&self, name: &'static str) -> Result<Option<Vec<f32>>> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Attribute::Floats(v)) => Ok(Some(v.clone())),
+            Some(other) => self.wrong(name, "a list of floats", other),
+        }
+    }
+
     /// A float with a default.
     pub fn float(&self, name: &'static str, default: f32) -> Result<f32> {
         Ok(self.float_opt(name)?.unwrap_or(default))

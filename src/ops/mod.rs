@@ -17,17 +17,23 @@ mod conv;
 mod logic;
 mod math;
 mod matmul;
+mod movement;
+mod pad;
 mod pool;
 mod window;
 mod batch_norm;
+mod dimensions;
 mod dropout;
+mod index;
 mod layer_norm;
 mod loss;
 mod optimizer;
 mod reduce;
 mod shape;
 mod sizes;
+mod slice;
 mod softmax;
+mod source;
 
 pub use attrs::Spec;
 pub use build::{Builder, MS};
@@ -98,11 +104,20 @@ const FAMILIES: &[&[Entry]] = &[
     math::OPERATORS,
     matmul::OPERATORS,
     matmul::MS_OPERATORS,
+    index::OPERATORS,
+    index::MS_OPERATORS,
+    source::OPERATORS,
+    movement::OPERATORS,
+    movement::MS_OPERATORS,
+    pad::OPERATORS,
     pool::OPERATORS,
     reduce::OPERATORS,
     reduce::MS_OPERATORS,
+    dimensions::OPERATORS,
+    dimensions::MS_OPERATORS,
     shape::OPERATORS,
-    shape::MS_OPERATORS,
+    slice::OPERATORS,
+    slice::MS_OPERATORS,
     softmax::OPERATORS,
     softmax::MS_OPERATORS,
     batch_norm::OPERATORS,
