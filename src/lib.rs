@@ -25,3 +25,6 @@ pub mod plan;
 pub mod backend;
 
 pub mod train;
+
+#[cfg(target_arch = "wasm32")]
+pub mod wasm;

@@ -1,0 +1,235 @@
+import load, * as raw from "./ontrain.js";
+import { DeviceError, InputError, LoadError, StateError, typed } from "./errors.js";
+
+/** Where the engine comes from, if not from the file beside this one. */
+export interface InitOptions {
+  /** The engine itself or its address: for a bundler that moves the file, a cache, or a service worker. */
+  wasm?: URL | string | Response | Uint8Array | ArrayBuffer | WebAssembly.Module;
+}
+
+let loading: Promise<unknown> | undefined;
+let broken: Error | undefined;
+
+/**
+ * Loads the engine, once. Every other call does so too; call it to say where from, or when.
+ * Fails with a `LoadError` if the file cannot be fetched or is not WebAssembly that this platform runs;
+ * the next call tries again.
+ */
+export async function init(options: InitOptions = {}): Promise<void> {
+  loading ??= start(options.wasm).catch((cause: unknown) => {
+    loading = undefined;
+    const why = cause instanceof Error ? cause.message : String(cause);
+    const error = new LoadError(`the engine (ontrain_bg.wasm) could not be loaded: ${why}`);
+    error.cause = cause;
+    throw error;
+  });
+  await loading;
+}
+
+async function start(wasm: InitOptions["wasm"]): Promise<void> {
+  const source = wasm ?? new URL("ontrain_bg.wasm", import.meta.url);
+  if (!(source instanceof URL) || source.protocol !== "file:" || !isNode()) {
+    await load({ module_or_path: source });
+    return;
+  }
+  // Node's fetch does not read files. The name stands in a variable so that bundlers for browsers let it be.
+  const files = "node:fs/promises";
+  const { readFile } = (await import(/* @vite-ignore */ /* webpackIgnore: true */ files)) as {
+    readFile(path: URL): Promise<Uint8Array<ArrayBuffer>>;
+  };
+  await load({ module_or_path: await readFile(source) });
+}
+
+function isNode(): boolean {
+  return typeof process === "object" && typeof process.versions?.node === "string";
+}
+
+/**
+ * The engine's raw classes. A call into them goes through `call`.
+ * @internal
+ */
+export async function engine(): Promise<typeof raw> {
+  await init();
+  return raw;
+}
+
+/**
+ * Calls into the engine. Its errors become classes. A trap or panic is a bug in the engine: its memory can no
+ * longer be trusted, so this call and every later one fail with a plain `Error`, or a `DeviceError` if memory ran out.
+ * @internal
+ */
+export function call<T>(work: () => T): T {
+  if (broken !== undefined) throw broken;
+  try {
+    return work();
+  } catch (thrown) {
+    const error = typed(thrown);
+    if (error !== undefined) throw error;
+    if (!(thrown instanceof Error)) throw thrown;
+    const panicked = "panic" in thrown;
+    // A RangeError is the end of the stack.
+    const trapped = thrown instanceof WebAssembly.RuntimeError || thrown instanceof RangeError;
+    if (!panicked && !trapped) throw thrown;
+    broken = stopped(thrown, panicked);
+    throw broken;
+  }
+}
+
+function stopped(thrown: Error, panicked: boolean): Error {
+  // Rust answers a failed allocation with `unreachable`, and a panic is told apart by its mark.
+  const error =
+    !panicked && thrown.message.includes("unreachable")
+      ? new DeviceError("the engine stopped, most likely because memory ran out; load ontrain anew to go on")
+      : new Error(`ontrain's engine stopped on an internal error (please report it): ${thrown.message}`);
+  error.cause = thrown;
+  return error;
+}
+
+/**
+ * An object whose memory lies in the engine, until it is released.
+ * @internal
+ */
+export class Handle<R extends { free(): void }> {
+  #raw: R | undefined;
+
+  constructor(
+    readonly what: string,
+    raw: R,
+  ) {
+    this.#raw = raw;
+  }
+
+  get raw(): R {
+    if (this.#raw === undefined) throw new StateError(`this ${this.what} has been released`);
+    return this.#raw;
+  }
+
+  get released(): boolean {
+    return this.#raw === undefined;
+  }
+
+  release(): void {
+    const raw = this.#raw;
+    this.#raw = undefined;
+    if (raw !== undefined) free(raw);
+  }
+}
+
+/**
+ * Frees a raw object. After a trap it may be in use for ever, and its memory is lost anyhow.
+ * @internal
+ */
+export function free(raw: { free(): void }): void {
+  if (broken === undefined) raw.free();
+}
+
+/**
+ * Gives a class `[Symbol.dispose]`, for `using`, where the platform has that symbol.
+ * @internal
+ */
+export function disposable(type: { prototype: { release(): Promise<void> } }): void {
+  if (!("dispose" in Symbol)) return;
+  const dispose = function (this: { release(): Promise<void> }): void {
+    void this.release();
+  };
+  Object.defineProperty(type.prototype, Symbol.dispose, { value: dispose, configurable: true, writable: true });
+}
+
+/** Bytes as ontrain takes them. */
+export type Bytes = Uint8Array | ArrayBuffer;
+
+/**
+ * A view of the caller's bytes.
+ * @internal
+ */
+export function bytesOf(value: unknown, what: string): Uint8Array {
+  if (value instanceof ArrayBuffer) return new Uint8Array(value);
+  if (ArrayBuffer.isView(value)) return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+  throw new InputError(`${what} is not bytes; expected a Uint8Array or ArrayBuffer; found ${describe(value)}`);
+}
+
+/**
+ * A list of strings, checked.
+ * @internal
+ */
+export function namesOf(value: unknown, what: string): string[] {
+  if (Array.isArray(value) && value.every((name) => typeof name === "string")) return value;
+  throw new InputError(`${what} is not a list of names; expected an array of strings; found ${describe(value)}`);
+}
+
+/**
+ * A string, checked.
+ * @internal
+ */
+export function nameOf(value: unknown, what: string): string {
+  if (typeof value === "string") return value;
+  throw new InputError(`${what} is not a string; found ${describe(value)}`);
+}
+
+/**
+ * An options object without keys that nobody reads: a misspelt option must not be passed over.
+ * @internal
+ */
+export function optionsOf<T extends object>(value: T, known: readonly (keyof T & string)[], what: string): T {
+  if (typeof value !== "object" || value === null) {
+    throw new InputError(`${what} takes an object of options; found ${describe(value)}`);
+  }
+  const other = Object.keys(value).find((key) => !(known as readonly string[]).includes(key));
+  if (other === undefined) return value;
+  throw new InputError(`${what} has no option "${other}"; expected ${known.join(", ")}`);
+}
+
+/**
+ * A number, checked.
+ * @internal
+ */
+export function numberOf(value: unknown, what: string): number {
+  if (typeof value === "number") return value;
+  throw new InputError(`${what} is not a number; found ${describe(value)}`);
+}
+
+/**
+ * Files by name, for the engine.
+ * @internal
+ */
+export function filesOf(files: Readonly<Record<string, Bytes>> | undefined): raw.RawFiles {
+  const list = Object.entries(files ?? {}).map(([name, data]) => [name, bytesOf(data, `file "${name}"`)] as const);
+  return call(() => {
+    const result = new raw.RawFiles();
+    for (const [name, data] of list) result.add(name, data);
+    return result;
+  });
+}
+
+/**
+ * What a value is, in a word or two.
+ * @internal
+ */
+export function describe(value: unknown): string {
+  if (value === null || value === undefined) return String(value);
+  if (typeof value !== "object") return `${typeof value} ${String(value)}`;
+  return value.constructor?.name ?? "an object";
+}
+
+/**
+ * A random seed.
+ * @internal
+ */
+export async function randomSeed(): Promise<bigint> {
+  let source: Pick<Crypto, "getRandomValues"> | undefined = globalThis.crypto;
+  if (source === undefined) {
+    // Node 18 keeps it in a module.
+    const name = "node:crypto";
+    source = ((await import(/* @vite-ignore */ /* webpackIgnore: true */ name)) as { webcrypto: Crypto }).webcrypto;
+  }
+  return source.getRandomValues(new BigUint64Array(1))[0] ?? 0n;
+}
+
+/**
+ * A seed given by the caller.
+ * @internal
+ */
+export function seedOf(value: number | bigint): bigint {
+  if (typeof value === "bigint" || Number.isSafeInteger(value)) return BigInt.asUintN(64, BigInt(value));
+  throw new InputError(`the seed is not an integer; found ${describe(value)}`);
+}
