@@ -428,7 +428,8 @@ mod tests {
     fn gradients_do_not_need_known_sizes() {
         let int = |name, value| (name, Attribute::Int(value));
         let ints = |values: &[i64]| ("list", Tensor::ints(values));
-        let cases: [(&str, &[(&str, Tensor)], &[(&str, Attribute)]); 10] = [
+        type NodeCase<'a> = (&'a str, &'a [(&'a str, Tensor)], &'a [(&'a str, Attribute)]);
+        let cases: [NodeCase<'_>; 10] = [
             ("Concat", &[], &[int("axis", 0)]),
             ("Concat", &[], &[int("axis", -1)]),
             ("Split", &[ints(&[4])], &[int("axis", 1)]),

@@ -233,7 +233,7 @@ impl Operator for Pad {
                 .expected(show_dims(&padded))
                 .found(show_dims(&to.shape)));
         }
-        if self.mode == Mode::Constant && x.len() != to.len() || pads.iter().any(|p| p.begin.min(p.end) < 0) {
+        if self.mode == Mode::Constant && pads.iter().any(|p| p.begin.max(p.end) > 0) {
             self.fill(cx, to.clone())?;
         }
         self.copies(cx, x, to, pads.iter().copied().filter(|p| !p.none()).collect())
@@ -247,7 +247,7 @@ impl Pad {
             cx.fill(to, *value as f64);
             return Ok(());
         }
-        match if self.mode == Mode::Constant { cx.input_opt(2)? } else { None } {
+        match cx.input_opt(2)? {
             None => cx.fill(to, 0.0),
             Some(value) if value.len() == 1 => {
                 let value = cx.reshape(value, &[]);

@@ -461,9 +461,12 @@ mod tests {
         assert!(six("Expand").indices("shape", &[1], &[-1]).fails().contains("negative"));
     }
 
-    /// A graph on `x: [batch, 16, 5, 5]` of these nodes `(operator, inputs, output, attributes)`, with integer
-    /// constants by name; the type of the last node's output.
-    fn inferred(constants: &[(&str, &[i64])], nodes: &[(&str, &str, &str, &[(&str, i64)])]) -> String {
+    /// Operator, inputs, output, attributes.
+    type Line<'a> = (&'a str, &'a str, &'a str, &'a [(&'a str, i64)]);
+
+    /// A graph on `x: [batch, 16, 5, 5]` of these nodes, with integer constants by name; the type of the last
+    /// node's output.
+    fn inferred(constants: &[(&str, &[i64])], nodes: &[Line<'_>]) -> String {
         let mut graph = Graph::new("chain", 17);
         let dims: Vec<Dim> = vec![Dim::symbol("batch"), 16.into(), 5.into(), 5.into()];
         graph.add_input("x", TensorType::new(DType::F32, dims)).unwrap();
@@ -492,7 +495,7 @@ mod tests {
     fn symbols() {
         assert_eq!(inferred(&[], &[("Flatten", "x", "y", &[])]), "y: float32[batch,400]");
         assert_eq!(inferred(&[], &[("Flatten", "x", "y", &[("axis", 2)])]), "y: float32[16*batch,25]");
-        let reshape: &[(&str, &str, &str, &[(&str, i64)])] = &[("Reshape", "x s", "y", &[])];
+        let reshape: &[Line<'_>] = &[("Reshape", "x s", "y", &[])];
         assert_eq!(inferred(&[("s", &[0, -1])], reshape), "y: float32[batch,400]");
         assert_eq!(inferred(&[("s", &[-1, 400])], reshape), "y: float32[batch,400]");
         assert_eq!(inferred(&[("s", &[-1, 5])], reshape), "y: float32[80*batch,5]");
@@ -503,7 +506,7 @@ mod tests {
             inferred(&[], &[("Shape", "x", "s", &[]), ("Reshape", "x s", "y", &[])]),
             "y: float32[batch,16,5,5]"
         );
-        let size: &[(&str, &str, &str, &[(&str, i64)])] =
+        let size: &[Line<'_>] =
             &[("Size", "x", "s", &[]), ("Unsqueeze", "s zero", "v", &[]), ("Reshape", "x v", "y", &[])];
         assert_eq!(inferred(&[("zero", &[0])], size), "y: float32[400*batch]");
     }

@@ -101,7 +101,7 @@ impl Product {
             let at = self.symbols.iter().position(|s| s == symbol)?;
             self.symbols.remove(at);
         }
-        if other.number == 0 || self.number % other.number != 0 {
+        if other.number == 0 || !self.number.is_multiple_of(other.number) {
             return None;
         }
         self.number /= other.number;
