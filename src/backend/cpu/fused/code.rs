@@ -241,7 +241,7 @@ impl Maker<'_> {
                     self.accesses[k].keep = elements && access.step == 0;
                     self.accesses[k].keep
                 }
-                Op::Coordinate { .. } => true,
+                Op::Coordinate { .. } | Op::Accumulate(_) | Op::AccumulateDot => true,
                 _ => false,
             };
             if kept || node.level == 0 || (node.level == 1 && self.single) {
@@ -311,7 +311,8 @@ impl Maker<'_> {
     fn pass(&mut self, depth: usize, last: bool) -> Option<()> {
         let reduces = |n: &Node| matches!(n.op, Op::Reduce(_) | Op::ReduceDot);
         // Every node that a write needs.
-        let live = self.order(&self.graph.outputs, |_| true);
+        let roots: Vec<u32> = self.graph.outputs.iter().copied().chain(self.graph.sink).collect();
+        let live = self.order(&roots, |_| true);
         let nodes = &self.graph.nodes;
         let mut roots: Vec<u32> = Vec::new();
         if self.tiling.long {
@@ -321,7 +322,7 @@ impl Maker<'_> {
         }
         let reductions = roots.len();
         if last {
-            roots.extend((0..self.graph.outputs.len()).map(|k| self.graph.outputs[k]));
+            roots.extend(self.graph.outputs.iter().copied().chain(self.graph.sink));
         }
         let mut pass = Pass::default();
         if self.tiling.long {

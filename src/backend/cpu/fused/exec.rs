@@ -3,10 +3,11 @@
 
 use super::super::lanes::F32s;
 use super::super::math;
+use super::super::simd::{Isa, isa};
 use super::code::{Arg, BLOCK, Ins, Len};
+use super::fold;
 use super::frame::Frame;
 use super::nodes::{Class, Op, wrap};
-use super::reduce;
 use crate::kernel::{Binary, ReduceOp, Unary};
 use crate::tensor::DType;
 use half::{bf16, f16};
@@ -145,13 +146,33 @@ fn sign<V: F32s>(x: V) -> V {
     zero.lt(x).select(x.num(1.0), x.lt(zero).select(x.num(-1.0), x))
 }
 
-/// Runs a list of instructions on the current tile.
-///
+/// Runs a list of instructions on a frame's current tile; see [`Frame::run`].
+pub(crate) type Engine = unsafe fn(&[Ins], &mut Frame);
+
+/// The loops for the widest vectors of this machine. They are compiled once for each kind of
+/// vector: inlined into every caller they would be most of the crate's code.
+pub(crate) fn engine() -> Engine {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    unsafe fn avx2(list: &[Ins], frame: &mut Frame) {
+        // Safety: the caller's promise; the instructions are enabled here.
+        unsafe { run::<super::super::lanes::Avx2>(list, frame) }
+    }
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => avx2,
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Isa::Simd128 => run::<super::super::lanes::Simd128>,
+        #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+        _ => run::<super::super::lanes::Plain<4>>,
+    }
+}
+
 /// # Safety
 /// The frame's slots hold what the code's registers, constants and operands need; `V`'s
 /// instructions are there.
 #[inline(always)]
-pub(crate) unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
+unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
     for ins in list {
         let n = match ins.len {
             Len::Block => BLOCK,
@@ -215,6 +236,12 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::DivSqrtAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.div(y.sqrt().add(z))),
             Op::ExpSub => map::<V, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y))),
             Op::ErfMul => map::<V, 2>(n, d, [a, b], |[x, y]| math::erf(x.mul(y))),
+            Op::Accumulate(op) => match op {
+                ReduceOp::Sum => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.add(x)),
+                ReduceOp::Max => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.max(x)),
+                ReduceOp::Min => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.min(x)),
+            },
+            Op::AccumulateDot => map::<V, 3>(n, d, [(d, BLOCK), a, b], |[s, x, y]| s.add(x.mul(y))),
             Op::MinNumber => map::<V, 2>(n, d, [a, b], |[x, y]| x.min_first(y)),
             Op::MaxNumber => map::<V, 2>(n, d, [a, b], |[x, y]| x.max_first(y)),
             Op::Clamp => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| clamp(x, y, z)),
@@ -352,7 +379,7 @@ unsafe fn reduce_row<V: F32s>(ins: &Ins, frame: &mut Frame) {
         // Safety: the caller's promise; operands of several rows move.
         unsafe {
             if ins.class == Class::I {
-                let value = reduce::ints(op, from.cast::<i64>().add(row * n), n);
+                let value = fold::ints(op, from.cast::<i64>().add(row * n), n);
                 if part {
                     frame.accumulate_int(ins.dst, op, value);
                 } else {
@@ -368,9 +395,9 @@ unsafe fn reduce_row<V: F32s>(ins: &Ins, frame: &mut Frame) {
                         a.step as usize,
                     )
                 };
-                reduce::dot::<V>(start(a), start(b), n)
+                fold::dot::<V>(start(a), start(b), n)
             } else {
-                reduce::floats::<V>(op, x, n)
+                fold::floats::<V>(op, x, n)
             };
             if part {
                 frame.accumulate_float(ins.dst, op, value);

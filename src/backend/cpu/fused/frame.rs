@@ -2,8 +2,9 @@
 //! operands, storing results, coordinates and random numbers.
 
 use super::code::{Access, BLOCK, Ins, Len, MAX_ACCESSES, MAX_REDUCTIONS, MAX_SLOTS};
+use super::exec::Engine;
+use super::fold::{combine, combine_ints};
 use super::nodes::{Class, Op};
-use super::reduce::{combine, combine_ints};
 use super::space::{MAX_AXES, Place};
 use crate::kernel::{ReduceOp, RunContext, philox};
 use crate::tensor::DType;
@@ -27,12 +28,23 @@ pub(crate) struct Frame<'a> {
     /// States of reductions over a long row.
     pub(crate) floats: [f64; MAX_REDUCTIONS],
     pub(crate) ints: [i64; MAX_REDUCTIONS],
+    pub(crate) engine: Engine,
 }
 
 impl Frame<'_> {
     #[inline(always)]
     pub(crate) fn slot(&self, i: u16) -> *mut u8 {
         self.slots[i as usize]
+    }
+
+    /// Runs a list of instructions on the current tile.
+    ///
+    /// # Safety
+    /// The slots hold what the code's registers, constants and operands need.
+    #[inline]
+    pub(crate) unsafe fn run(&mut self, list: &[Ins]) {
+        // Safety: the caller's promise; `engine` was chosen for this machine.
+        unsafe { (self.engine)(list, self) }
     }
 
     /// Points accesses and slots at the tile at `place`, whose cut axis is `axis`.
@@ -220,7 +232,12 @@ unsafe fn expand<T: Copy>(d: *mut T, s: *const T, rows: usize, n: usize) {
 /// Calls `f(row-major position, offset, count, stride)` for each run along the last axis of
 /// `extent` steps of `step` times `dims`.
 #[inline(always)]
-fn walk_runs(extent: usize, step: isize, dims: &[(usize, isize)], mut f: impl FnMut(usize, isize, usize, isize)) {
+pub(crate) fn walk_runs(
+    extent: usize,
+    step: isize,
+    dims: &[(usize, isize)],
+    mut f: impl FnMut(usize, isize, usize, isize),
+) {
     let Some((&(count, stride), outer)) = dims.split_last() else {
         return f(0, 0, extent, step);
     };

@@ -2,26 +2,27 @@
 //! loop per instruction, over operands where they lie.
 
 mod code;
+mod columns;
 mod exec;
+mod fold;
 mod frame;
+mod machine;
 mod nodes;
-mod reduce;
 mod space;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
-use super::lanes::{F32s, Plain};
+pub(super) use columns::Columns;
+
 use super::memory::Memory;
-use super::simd::{Isa, isa};
-use super::threads::parallel_for;
-use crate::kernel::{Fused, ReduceOp, RunContext, View};
-use code::{Access, BLOCK, Code, MAX_ACCESSES, MAX_REDUCTIONS, MAX_SLOTS, SCRATCH, Slot};
-use frame::Frame;
+use super::threads::{Shared, parallel_for};
+use crate::kernel::{Fused, RunContext, View};
+use code::{Access, Code, MAX_ACCESSES, Reduction};
+use machine::{Machine, Scratch, access, level, pad};
 use nodes::{Class, Graph, Shapes};
-use space::{MAX_AXES, Place, Tiling, Walk, merge};
-use std::mem::MaybeUninit;
+use space::{MAX_AXES, Tiling, Walk, merge};
 
 /// Elements of a tile.
 const TILE: usize = 1024;
@@ -29,23 +30,22 @@ const TILE: usize = 1024;
 const LONGEST: usize = 4096;
 /// Elements times instructions that make a task worth a thread.
 const WORK: usize = 1 << 18;
+/// Partial results of long reductions that fit a run's stack.
+const PARTIALS: usize = 256;
+/// Tiles that make a part of a reduction.
+const PART: usize = 8;
 
 /// A [`Fused`] kernel, ready to run on any memory that its views fit.
 #[derive(Debug)]
 pub struct FusedOp {
-    tiling: Tiling,
-    code: Code,
-    /// Reads, then writes.
-    accesses: Vec<Access>,
+    machine: Machine,
     /// Are tasks made of whole rows (else of tiles)?
     by_rows: bool,
     units: usize,
     units_per_task: usize,
+    /// Into how many parts each row's reduction is split.
+    parts: usize,
 }
-
-/// Registers of a task.
-#[repr(align(64))]
-struct Scratch(#[allow(dead_code, reason = "used through its address")] [MaybeUninit<u8>; SCRATCH]);
 
 impl FusedOp {
     /// Prepares a kernel, or gives `None` where there is no fast path for it: dtypes without a
@@ -59,17 +59,13 @@ impl FusedOp {
             // Nothing to compute, unless a value per row still wants to be written.
             return writes.iter().all(View::is_empty).then(Self::nothing);
         }
-        for tile in [TILE, TILE / 4, TILE / 16] {
-            if let Some(op) = Self::attempt(fused, reads, writes, tile) {
-                return Some(op);
-            }
-        }
-        None
+        [TILE, TILE / 4, TILE / 16].into_iter().find_map(|tile| Self::attempt(fused, reads, writes, tile))
     }
 
     fn nothing() -> Self {
         let tiling = Tiling::new(vec![1, 1], 1, TILE, LONGEST);
-        Self { tiling, code: Code::default(), accesses: Vec::new(), by_rows: false, units: 0, units_per_task: 1 }
+        let machine = Machine { tiling, code: Code::default(), accesses: Vec::new() };
+        Self { machine, by_rows: false, units: 0, units_per_task: 1, parts: 1 }
     }
 
     fn attempt(fused: &Fused, reads: &[View], writes: &[View], tile: usize) -> Option<Self> {
@@ -113,11 +109,12 @@ impl FusedOp {
             }
         }
         let code = code::generate(&mut graph, &tiling, &mut accesses, reads.len())?;
-        Some(Self::schedule(tiling, code, accesses, per_row.contains(&true)))
+        Some(Self::schedule(Machine { tiling, code, accesses }, per_row.contains(&true)))
     }
 
     /// Splits the work into tasks, by shape alone.
-    fn schedule(tiling: Tiling, code: Code, accesses: Vec<Access>, per_row: bool) -> Self {
+    fn schedule(machine: Machine, per_row: bool) -> Self {
+        let Machine { tiling, code, .. } = &machine;
         let by_rows = tiling.long && (per_row || code.passes.len() > 1);
         let tiles = tiling.tiles();
         let (units, each) = match by_rows {
@@ -126,7 +123,16 @@ impl FusedOp {
         };
         let instructions: usize = code.passes.iter().map(|p| p.tile.len()).sum();
         let units_per_task = (WORK / (each * (instructions + 2))).max(1);
-        Self { tiling, code, accesses, by_rows, units, units_per_task }
+        // Few long rows of which only reductions are wanted are reduced in parts.
+        let mut parts = 1;
+        if by_rows
+            && let [first, last] = &code.passes[..]
+            && last.tile.is_empty()
+        {
+            let room = PARTIALS / (units * first.reductions.len().max(1));
+            parts = (tiling.tiles_per_row() / PART).min(room).clamp(1, 32);
+        }
+        Self { machine, by_rows, units, units_per_task, parts }
     }
 
     /// Runs the kernel.
@@ -134,138 +140,126 @@ impl FusedOp {
     /// # Safety
     /// [`Memory::check`] must have passed for every view it was compiled with.
     pub unsafe fn run(&self, memory: &Memory, cx: &RunContext) {
-        parallel_for(self.units.div_ceil(self.units_per_task), |task| {
+        let run = Run { op: self, memory, cx };
+        if self.parts == 1 {
             // Safety: the caller's promise; tasks write disjoint places.
-            unsafe { self.task(task, memory, cx) }
-        });
+            return parallel_for(self.units.div_ceil(self.units_per_task), |task| unsafe { run.task(task) });
+        }
+        let mut states = [(0f64, 0i64); PARTIALS];
+        let states = Shared::new(&mut states);
+        let (parts, rows) = (Parts { run: &run, states }, Rows { run: &run, states });
+        // Safety: as above; states are disjoint too.
+        parallel_for(self.units * self.parts, |task| unsafe { parts.task(task) });
+        // Safety: as above.
+        parallel_for(self.units, |task| unsafe { rows.task(task) });
     }
+}
 
+/// A run of a kernel, in tasks of tiles or of whole rows.
+struct Run<'a> {
+    op: &'a FusedOp,
+    memory: &'a Memory,
+    cx: &'a RunContext,
+}
+
+impl Run<'_> {
     /// Safety: as for [`FusedOp::run`].
-    unsafe fn task(&self, task: usize, memory: &Memory, cx: &RunContext) {
-        #[cfg(target_arch = "x86_64")]
-        #[target_feature(enable = "avx2")]
-        unsafe fn avx2(op: &FusedOp, task: usize, memory: &Memory, cx: &RunContext) {
-            // Safety: the caller's promise; the instructions are enabled here.
-            unsafe { op.work::<super::lanes::Avx2>(task, memory, cx) }
-        }
-        // Safety: the caller's promise; `isa` says which instructions are there.
-        unsafe {
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 | Isa::Avx512 => avx2(self, task, memory, cx),
-                #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-                Isa::Simd128 => self.work::<super::lanes::Simd128>(task, memory, cx),
-                _ => self.work::<Plain<4>>(task, memory, cx),
-            }
-        }
-    }
-
-    /// Safety: as for [`FusedOp::run`]; `V`'s instructions are there.
-    #[inline(always)]
-    unsafe fn work<V: F32s>(&self, task: usize, memory: &Memory, cx: &RunContext) {
-        let mut scratch = MaybeUninit::<Scratch>::uninit();
-        let mut frame = self.frame(memory, cx, scratch.as_mut_ptr().cast());
-        let (start, end) = (task * self.units_per_task, ((task + 1) * self.units_per_task).min(self.units));
-        self.go(&mut frame, if self.by_rows { start * self.tiling.tiles_per_row() } else { start });
+    unsafe fn task(&self, task: usize) {
+        let FusedOp { machine, by_rows, units, units_per_task, .. } = self.op;
+        let mut scratch = Scratch::new();
+        let frame = &mut machine.frame(self.memory, self.cx, &mut scratch);
+        let (start, end) = (task * units_per_task, ((task + 1) * units_per_task).min(*units));
+        machine.go(frame, if *by_rows { machine.tiles_of(start).start } else { start });
+        let first = &machine.code.passes[0];
         // Safety: the caller's promise; `go` has pointed the frame at each tile.
         unsafe {
-            exec::run::<V>(&self.code.prologue, &mut frame);
-            if !self.tiling.long {
-                for tile in start..end {
-                    self.go(&mut frame, tile);
-                    exec::run::<V>(&self.code.passes[0].tile, &mut frame);
-                }
-            } else if self.by_rows {
+            frame.run(&machine.code.prologue);
+            if *by_rows {
                 for row in start..end {
-                    self.row::<V>(row, &mut frame);
-                }
-            } else {
-                let per_row = self.tiling.tiles_per_row();
-                for tile in start..end {
-                    self.go(&mut frame, tile);
-                    if tile == start || tile % per_row == 0 {
-                        exec::run::<V>(&self.code.passes[0].row, &mut frame);
+                    for pass in &machine.code.passes {
+                        machine.pass(pass, machine.tiles_of(row), frame);
+                        machine.finish(pass, frame);
                     }
-                    exec::run::<V>(&self.code.passes[0].tile, &mut frame);
+                    machine.go(frame, machine.tiles_of(row).start);
+                    frame.run(&machine.code.stores);
                 }
+                return;
+            }
+            let per_row = if machine.tiling.long { machine.tiling.tiles_per_row() } else { 1 };
+            for tile in start..end {
+                machine.go(frame, tile);
+                if tile == start || tile % per_row == 0 {
+                    frame.run(&first.row);
+                }
+                frame.run(&first.tile);
             }
         }
     }
+}
 
-    /// All passes over one long row.
-    ///
-    /// Safety: as for [`FusedOp::work`].
-    #[inline(always)]
-    unsafe fn row<V: F32s>(&self, row: usize, frame: &mut Frame) {
-        let per_row = self.tiling.tiles_per_row();
-        for pass in &self.code.passes {
-            for (i, r) in pass.reductions.iter().enumerate() {
-                frame.floats[i] = reduce::identity(r.op) as f64;
-                frame.ints[i] = match r.op {
-                    ReduceOp::Sum => 0,
-                    ReduceOp::Max => i64::MIN,
-                    ReduceOp::Min => i64::MAX,
-                };
-            }
-            self.go(frame, row * per_row);
-            // Safety: the caller's promise.
-            unsafe {
-                exec::run::<V>(&pass.row, frame);
-                if !pass.tile.is_empty() {
-                    for tile in row * per_row..(row + 1) * per_row {
-                        self.go(frame, tile);
-                        exec::run::<V>(&pass.tile, frame);
-                    }
-                }
-                for (i, r) in pass.reductions.iter().enumerate() {
-                    let d = frame.slot(r.dst);
-                    match r.class {
-                        Class::I => std::slice::from_raw_parts_mut(d.cast::<i64>(), BLOCK).fill(frame.ints[i]),
-                        _ => std::slice::from_raw_parts_mut(d.cast::<f32>(), BLOCK).fill(frame.floats[i] as f32),
-                    }
-                }
+/// The first pass, by parts of rows.
+struct Parts<'a> {
+    run: &'a Run<'a>,
+    states: Shared<(f64, i64)>,
+}
+
+impl Parts<'_> {
+    /// Safety: as for [`FusedOp::run`].
+    unsafe fn task(&self, task: usize) {
+        let FusedOp { machine, parts, .. } = self.run.op;
+        let mut scratch = Scratch::new();
+        let frame = &mut machine.frame(self.run.memory, self.run.cx, &mut scratch);
+        let (pass, tiles) = (&machine.code.passes[0], machine.tiles_of(task / parts));
+        let n = tiles.len();
+        let piece = task % parts;
+        let tiles = tiles.start + n * piece / parts..tiles.start + n * (piece + 1) / parts;
+        machine.go(frame, tiles.start);
+        // Safety: the caller's promise; every task has states of its own.
+        unsafe {
+            frame.run(&machine.code.prologue);
+            machine.pass(pass, tiles, frame);
+            let count = pass.reductions.len();
+            for (i, state) in self.states.slice(task * count, count).iter_mut().enumerate() {
+                *state = (frame.floats[i], frame.ints[i]);
             }
         }
-        self.go(frame, row * per_row);
-        // Safety: the caller's promise.
-        unsafe { exec::run::<V>(&self.code.stores, frame) };
     }
+}
 
-    /// Points the frame at a tile.
-    #[inline]
-    fn go(&self, frame: &mut Frame, tile: usize) {
-        let place = self.tiling.place(tile);
-        frame.rows = place.extent * self.tiling.rows_per_step();
-        frame.len = place.extent * self.tiling.inner();
-        frame.enter(place, self.tiling.axis);
-    }
+/// The second pass, which has no tiles: combines the parts of a row, in order.
+struct Rows<'a> {
+    run: &'a Run<'a>,
+    states: Shared<(f64, i64)>,
+}
 
-    fn frame(&self, memory: &Memory, cx: &RunContext, scratch: *mut u8) -> Frame<'_> {
-        let mut frame = Frame {
-            accesses: &self.accesses,
-            context: *cx,
-            slots: [std::ptr::null_mut(); MAX_SLOTS],
-            keys: [(0, 0); MAX_SLOTS],
-            base: [std::ptr::null_mut(); MAX_ACCESSES],
-            current: [std::ptr::null_mut(); MAX_ACCESSES],
-            place: Place::default(),
-            rows: 0,
-            len: 0,
-            row_len: self.tiling.row_len(),
-            floats: [0.0; MAX_REDUCTIONS],
-            ints: [0; MAX_REDUCTIONS],
-        };
-        for (slot, at) in self.code.slots.iter().zip(&mut frame.slots) {
-            *at = match *slot {
-                Slot::Register(offset) => scratch.wrapping_add(offset),
-                Slot::Constant(i) => self.code.constants[i].as_ptr().cast::<u8>().cast_mut(),
-                Slot::Access => std::ptr::null_mut(),
-            };
+impl Rows<'_> {
+    /// Safety: as for [`FusedOp::run`].
+    unsafe fn task(&self, row: usize) {
+        let FusedOp { machine, parts, .. } = self.run.op;
+        let mut scratch = Scratch::new();
+        let frame = &mut machine.frame(self.run.memory, self.run.cx, &mut scratch);
+        let (first, second) = (&machine.code.passes[0], &machine.code.passes[1]);
+        let start = machine.tiles_of(row).start;
+        let count = first.reductions.len();
+        machine.go(frame, start);
+        // Safety: the caller's promise; the states of this row were all written before.
+        unsafe {
+            frame.run(&machine.code.prologue);
+            frame.run(&first.row);
+            let states = self.states.slice(row * parts * count, parts * count);
+            for (i, &Reduction { op, .. }) in first.reductions.iter().enumerate() {
+                (frame.floats[i], frame.ints[i]) = states[i];
+                for part in 1..*parts {
+                    let (float, int) = states[part * count + i];
+                    frame.floats[i] = fold::combine(op, frame.floats[i], float);
+                    frame.ints[i] = fold::combine_ints(op, frame.ints[i], int);
+                }
+            }
+            machine.finish(first, frame);
+            machine.pass(second, start..start, frame);
+            machine.finish(second, frame);
+            frame.run(&machine.code.stores);
         }
-        for (access, base) in self.accesses.iter().zip(&mut frame.base) {
-            *base = memory.at(access.walk.buffer, access.walk.offset);
-        }
-        frame
     }
 }
 
@@ -276,36 +270,3 @@ fn free_split(shape: &[usize], reads: &[Walk]) -> usize {
     let shortest = reads.iter().map(suffix).filter(|&n| n > 0 && n < shape.len()).min();
     shortest.map_or(0, |n| shape.len() - n)
 }
-
-/// Adds axes of size 1 so that there is at least one before and one after `split`.
-fn pad(mut shape: Vec<usize>, mut split: usize, walks: &mut [Walk]) -> (Vec<usize>, usize) {
-    if split == 0 {
-        shape.insert(0, 1);
-        walks.iter_mut().for_each(|w| w.strides.insert(0, 0));
-        split = 1;
-    }
-    if split == shape.len() {
-        shape.push(1);
-        walks.iter_mut().for_each(|w| w.strides.push(0));
-    }
-    (shape, split)
-}
-
-/// How often an operand must be read: once, once per row, or per element.
-fn level(walk: &Walk, split: usize) -> u8 {
-    let still = |strides: &[isize]| strides.iter().all(|s| *s == 0);
-    match (still(&walk.strides[split..]), still(&walk.strides)) {
-        (_, true) => 0,
-        (true, false) => 1,
-        (false, false) => 2,
-    }
-}
-
-fn access(tiling: &Tiling, walk: Walk, level: u8) -> Access {
-    let whole = level == 2;
-    let dims = if !whole && tiling.long { Vec::new() } else { tiling.inner_dims(&walk, whole) };
-    let (step, dense) = (walk.strides[tiling.axis], tiling.dense(&walk, whole));
-    Access { walk, level, step, dims, dense, slot: None, keep: false }
-}
-
-const _: () = assert!(SCRATCH >= 16 * TILE, "a register must fit at the smallest tile");

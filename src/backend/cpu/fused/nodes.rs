@@ -116,6 +116,10 @@ pub(crate) enum Op {
     ReduceDot,
     /// To access `k`.
     Store(usize),
+    /// Adds to what the register holds (or keeps the greater, the lesser).
+    Accumulate(ReduceOp),
+    /// Adds `a * b` to what the register holds.
+    AccumulateDot,
 }
 
 /// Of no operand.
@@ -147,6 +151,8 @@ pub(crate) struct Shapes<'a> {
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) outputs: Vec<u32>,
+    /// A node that is needed for what it leaves in its register.
+    pub(crate) sink: Option<u32>,
 }
 
 impl Graph {
@@ -161,7 +167,7 @@ impl Graph {
                 Program::operands(program.exprs[i].expr).for_each(|o| needed[o.index()] = true);
             }
         }
-        let mut graph = Self { nodes: Vec::new(), outputs: Vec::new() };
+        let mut graph = Self { nodes: Vec::new(), outputs: Vec::new(), sink: None };
         let mut ids = vec![NONE; program.exprs.len()];
         for i in 0..program.exprs.len() {
             if needed[i] {
@@ -171,6 +177,18 @@ impl Graph {
         graph.outputs = program.outputs.iter().map(|o| ids[o.index()]).collect();
         graph.fuse();
         Some(graph)
+    }
+
+    /// Makes the reduction of `value` over all tiles the only thing that the program does.
+    pub(crate) fn accumulate(&mut self, op: ReduceOp, value: u32) {
+        let node = self.nodes[value as usize];
+        let dot = op == ReduceOp::Sum && node.op == Op::F2(Binary::Mul) && node.level == 2;
+        let id = match dot {
+            true => self.push(Op::AccumulateDot, Class::F, &node.args[..2]),
+            false => self.push(Op::Accumulate(op), Class::F, &[value]),
+        };
+        self.nodes[id as usize].level = 2;
+        self.sink = Some(id);
     }
 
     pub(crate) fn push(&mut self, op: Op, class: Class, args: &[u32]) -> u32 {
