@@ -10,6 +10,7 @@
 //! is a stretch of the copy, and so are all rows of a plane, but for the few places between one row and the next.
 
 use super::conv::{ConvDirection, ConvShape, MAX_SPATIAL};
+use super::simd::Simd;
 
 /// Axes of a plan: the spatial dimensions, with axes of size 1 put before them.
 pub(crate) const D: usize = MAX_SPATIAL;
@@ -184,7 +185,7 @@ impl Plan {
     }
 
     /// The correlation of part `part` along axis `d`.
-    fn axis(&self, d: usize, part: usize) -> Axis {
+    pub(crate) fn axis(&self, d: usize, part: usize) -> Axis {
         let s = &self.shape;
         let (stride, dilation, pad) = (s.stride[d], s.dilation[d], s.pad[d]);
         if self.direction != ConvDirection::InputGradient {
@@ -296,48 +297,70 @@ impl Plan {
         if axes[H].grid == 0 || axes[W].grid == 0 { 0 } else { (axes[H].grid - 1) * self.pitch[H] + axes[W].grid }
     }
 
-    /// Copies one channel of the source, padded and de-interleaved.
+    /// Copies one channel of the source, padded and de-interleaved. The padding is written only with `clear`;
+    /// once it is zero it stays so, whichever channel is copied over the last.
     ///
     /// # Safety
-    /// `from` is good for `source_len` elements, `to` for `stored_len`.
-    pub(crate) unsafe fn store_channel(&self, from: *const f32, to: *mut f32) {
+    /// `S` runs on this machine; `from` is good for `source_len` elements, `to` for `stored_len`.
+    #[inline(always)]
+    pub(crate) unsafe fn store_channel<S: Simd>(&self, from: *const f32, to: *mut f32, clear: bool) {
+        if clear {
+            // Safety: the caller's promise.
+            unsafe { to.write_bytes(0, self.stored_len) };
+        }
         let planes: usize = self.stored[..H].iter().map(|s| s.residues * s.len).product();
         let plane = self.stored[H].residues * self.residue_pitch[H];
         for p in 0..planes {
             let (mut rest, mut read, mut pitch) = (p, 0, self.stored[H].size * self.stored[W].size);
             let mut inside = true;
-            for s in self.stored[..H].iter().rev() {
-                let x = s.source(rest % (s.residues * s.len));
-                rest /= s.residues * s.len;
-                inside &= x.is_some();
-                read += x.unwrap_or(0) * pitch;
-                pitch *= s.size;
+            if planes > 1 {
+                for s in self.stored[..H].iter().rev() {
+                    let x = s.source(rest % (s.residues * s.len));
+                    rest /= s.residues * s.len;
+                    inside &= x.is_some();
+                    read += x.unwrap_or(0) * pitch;
+                    pitch *= s.size;
+                }
+            } else {
+                read = self.single_plane(pitch);
             }
-            // Safety: plane `p` lies inside `to`, and `read` inside `from` if there is such a plane.
-            unsafe {
-                let to = to.add(p * plane);
-                if inside { self.store_plane(from.add(read), to) } else { to.write_bytes(0, plane) }
+            if inside {
+                // Safety: plane `p` lies inside `to`, and `read` inside `from` as there is such a plane.
+                unsafe { self.store_plane::<S>(from.add(read), to.add(p * plane)) };
             }
         }
+    }
+
+    /// Where the only plane stored lies in the source.
+    fn single_plane(&self, mut pitch: usize) -> usize {
+        let mut read = 0;
+        for s in self.stored[..H].iter().rev() {
+            read += s.lo.max(0).unsigned_abs() * pitch;
+            pitch *= s.size;
+        }
+        read
     }
 
     /// Copies the rows of one plane of the source.
     ///
     /// # Safety
     /// `from` is good for a plane of the source, `to` for one as stored.
-    unsafe fn store_plane(&self, from: *const f32, to: *mut f32) {
+    #[inline(always)]
+    unsafe fn store_plane<S: Simd>(&self, from: *const f32, to: *mut f32) {
         let [rows, cols] = [self.stored[H], self.stored[W]];
-        for residue in 0..rows.residues {
-            for i in 0..rows.len {
-                let row = rows.source(residue * rows.len + i);
-                for c in 0..cols.residues {
-                    // Safety: a row of `to`, and a row of `from` where there is one.
+        for c in 0..cols.residues {
+            let (left, right) = cols.inside(c);
+            let start = cols.lo + c as isize + (left * cols.step) as isize;
+            for r in 0..rows.residues {
+                let (top, bottom) = rows.inside(r);
+                let first = rows.lo + r as isize + (top * rows.step) as isize;
+                let to = to.wrapping_add(r * self.residue_pitch[H] + c * self.residue_pitch[W]);
+                for i in top..bottom {
+                    let row = first as usize + (i - top) * rows.step;
+                    // Safety: places inside the source, and as many inside the copy.
                     unsafe {
-                        let to = to.add(residue * self.residue_pitch[H] + c * self.residue_pitch[W] + i * cols.len);
-                        match row {
-                            Some(row) => cols.copy(from.add(row * cols.size), c, to),
-                            None => to.write_bytes(0, cols.len),
-                        }
+                        let from = from.offset((row * cols.size) as isize + start);
+                        copy_row::<S>(from, cols.step, to.add(i * cols.len + left), right - left);
                     }
                 }
             }
@@ -358,43 +381,82 @@ impl Stored {
         (x >= 0 && x < self.size as isize).then_some(x as usize)
     }
 
-    /// Copies the elements of one residue out of a row.
-    ///
-    /// # Safety
-    /// `from` is good for `size` elements, `to` for `len`.
-    #[inline(always)]
-    unsafe fn copy(&self, from: *const f32, residue: usize, to: *mut f32) {
-        let (start, step) = (self.lo + residue as isize, self.step as isize);
-        // Places before the image, then up to its end.
-        let before = (-start).max(0).unsigned_abs().div_ceil(self.step).min(self.len);
-        let end = (self.size as isize - start).max(0).unsigned_abs().div_ceil(self.step).clamp(before, self.len);
-        // Safety: the places from `before` to `end` lie inside the row.
-        unsafe {
-            let from = from.wrapping_offset(start);
-            // Rows are short: plain loops beat calls.
-            for i in 0..before {
-                *to.add(i) = 0.0;
+    /// The places of a residue that lie inside the source, first and end.
+    fn inside(&self, residue: usize) -> (usize, usize) {
+        let start = self.lo + residue as isize;
+        let first = (-start).max(0).unsigned_abs().div_ceil(self.step).min(self.len);
+        let end = (self.size as isize - start).max(0).unsigned_abs().div_ceil(self.step);
+        (first, end.clamp(first, self.len))
+    }
+}
+
+/// Copies `n` elements that lie `step` apart.
+///
+/// # Safety
+/// `S` runs on this machine; the pointers are good for the elements.
+#[inline(always)]
+pub(crate) unsafe fn copy_row<S: Simd>(from: *const f32, step: usize, to: *mut f32, n: usize) {
+    // Safety: the caller's promise; vectors stay inside the row.
+    unsafe {
+        match step {
+            1 if n >= S::LANES => {
+                let mut i = 0;
+                while i + S::LANES <= n {
+                    S::store(to.add(i), S::load(from.add(i)));
+                    i += S::LANES;
+                }
+                // The rest, and some of what has been copied, again as a whole vector.
+                S::store(to.add(n - S::LANES), S::load(from.add(n - S::LANES)));
             }
-            match step {
-                1 => {
-                    for i in before..end {
-                        *to.add(i) = *from.add(i);
-                    }
-                }
-                2 => {
-                    for i in before..end {
-                        *to.add(i) = *from.add(2 * i);
-                    }
-                }
-                _ => {
-                    for i in before..end {
-                        *to.add(i) = *from.offset(i as isize * step);
-                    }
+            1 => {
+                for i in 0..n {
+                    *to.add(i) = *from.add(i);
                 }
             }
-            for i in end..self.len {
-                *to.add(i) = 0.0;
+            2 => {
+                let mut i = 0;
+                while i + S::LANES < n {
+                    let p = from.add(2 * i);
+                    S::store(to.add(i), S::deinterleave(S::load(p), S::load(p.add(S::LANES))).0);
+                    i += S::LANES;
+                }
+                if i > 0 {
+                    // The element after the last need not exist; the one before the first of these does.
+                    i = n - S::LANES;
+                    let p = from.add(2 * i - 1);
+                    S::store(to.add(i), S::deinterleave(S::load(p), S::load(p.add(S::LANES))).1);
+                    i = n;
+                }
+                for i in i..n {
+                    *to.add(i) = *from.add(2 * i);
+                }
             }
+            _ => {
+                for i in 0..n {
+                    *to.add(i) = *from.add(i * step);
+                }
+            }
+        }
+    }
+}
+
+/// Writes the elements of `even` and `odd` in turn, `n` in all, first one of `even`.
+///
+/// # Safety
+/// `S` runs on this machine; the rows are good for their share of the elements, `to` for `n`.
+#[inline(always)]
+pub(crate) unsafe fn interleave_rows<S: Simd>(even: *const f32, odd: *const f32, to: *mut f32, n: usize) {
+    let mut i = 0;
+    // Safety: the caller's promise.
+    unsafe {
+        while 2 * (i + S::LANES) <= n {
+            let (lo, hi) = S::interleave(S::load(even.add(i)), S::load(odd.add(i)));
+            S::store(to.add(2 * i), lo);
+            S::store(to.add(2 * i + S::LANES), hi);
+            i += S::LANES;
+        }
+        for j in 2 * i..n {
+            *to.add(j) = if j.is_multiple_of(2) { *even.add(j / 2) } else { *odd.add(j / 2) };
         }
     }
 }

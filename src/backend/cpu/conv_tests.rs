@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cpu::gemm::tests::noise;
+use crate::backend::cpu::gemm::tests::{measure, noise};
 use crate::backend::cpu::threads::set_threads;
 
 /// Every (y, x, w) index triple that multiplies, one by one, as the definition says.
@@ -291,16 +291,11 @@ fn speed() {
         let mut line = format!("{name:26}");
         for direction in [ConvDirection::Forward, ConvDirection::InputGradient, ConvDirection::WeightGradient] {
             let mut scratch = vec![0.0; conv_scratch(&s, direction)];
-            let mut best = f64::INFINITY;
-            for _ in 0..15 {
-                let start = std::time::Instant::now();
-                match direction {
-                    ConvDirection::Forward => conv_forward(&s, &x, &w, None, &mut y, &mut scratch),
-                    ConvDirection::InputGradient => conv_input_gradient(&s, &dy, &w, None, &mut dx, &mut scratch),
-                    ConvDirection::WeightGradient => conv_weight_gradient(&s, &x, &dy, &mut dw, &mut scratch),
-                }
-                best = best.min(start.elapsed().as_secs_f64());
-            }
+            let best = measure(|| match direction {
+                ConvDirection::Forward => conv_forward(&s, &x, &w, None, &mut y, &mut scratch),
+                ConvDirection::InputGradient => conv_input_gradient(&s, &dy, &w, None, &mut dx, &mut scratch),
+                ConvDirection::WeightGradient => conv_weight_gradient(&s, &x, &dy, &mut dw, &mut scratch),
+            });
             line += &format!(" {:6.1} GFLOP/s ({:5.0} us)", flops / best * 1e-9, best * 1e6);
         }
         println!("{line}");

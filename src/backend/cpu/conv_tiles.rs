@@ -125,7 +125,7 @@ pub(crate) fn correlate(
         if plan.copied {
             let channels = images.len() * plan.shape.groups * plan.source_channels;
             // Safety: there is room for a wave, and the source holds as many channels.
-            unsafe { store(plan, source, channels, room.stored) };
+            unsafe { store(isa, plan, source, channels, room.stored) };
         }
         for part in parts(plan) {
             let launch = Launch {
@@ -147,19 +147,36 @@ pub(crate) fn correlate(
 ///
 /// # Safety
 /// `source` holds them, and `to` has room for them and the slack.
-pub(crate) unsafe fn store(plan: &Plan, source: &[f32], channels: usize, to: *mut f32) {
-    struct To(*mut f32);
-    // Safety: every channel has its own place.
-    unsafe impl Sync for To {}
-    let to = To(to);
-    let to = &to;
+pub(crate) unsafe fn store(isa: Isa, plan: &Plan, source: &[f32], channels: usize, to: *mut f32) {
+    let (from, to) = (source.as_ptr().cast_mut(), Shared::from_ptr(to));
+    let from = Shared::from_ptr(from);
     let tasks = cut(channels, 1, channels * plan.stored_len * 16);
     parallel_for(tasks, |t| {
-        for c in t * channels / tasks..(t + 1) * channels / tasks {
-            // Safety: promised by the caller.
-            unsafe { plan.store_channel(source.as_ptr().add(c * plan.source_len), to.0.add(c * plan.stored_len)) };
-        }
+        let channels = (t * channels / tasks, (t + 1) * channels / tasks);
+        dispatch_on(isa, Store { plan, from, to, channels });
     });
+}
+
+/// Copies some channels of the source.
+struct Store<'a> {
+    plan: &'a Plan,
+    from: Shared<f32>,
+    to: Shared<f32>,
+    channels: (usize, usize),
+}
+
+impl SimdOp for Store<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for c in self.channels.0..self.channels.1 {
+            let from = self.from.get().wrapping_add(c * self.plan.source_len);
+            let to = self.to.get().wrapping_add(c * self.plan.stored_len);
+            // Safety: promised to `store`; every channel has its own place.
+            unsafe { self.plan.store_channel::<S>(from, to, true) };
+        }
+    }
 }
 
 /// Writes the offset tables of a part and packs its weight, block of k by block of k.

@@ -115,7 +115,7 @@ pub(crate) fn weight_gradient(isa: Isa, shape: &ConvShape, x: &[f32], dy: &[f32]
         // Safety: the copies have room for the images of a launch.
         unsafe {
             if plan.copied {
-                store(plan, x, images * shape.in_channels, stored);
+                store(isa, plan, x, images * shape.in_channels, stored);
             }
             if layout.spread {
                 spread_rows(&layout, dy, images * shape.out_channels * layout.planes, spread);

@@ -4,7 +4,7 @@
 //! stride, dilation and direction is the same loop: a result is a sum of taps times stretches of the buffer.
 
 use super::conv::{ConvDirection, ConvShape};
-use super::conv_geometry::{Axis, D, H, Plan, W};
+use super::conv_geometry::{Axis, D, H, Plan, W, copy_row, interleave_rows};
 use super::conv_tiles::{Part, parts};
 use super::gemm_dot::{Stretches, dot_block};
 use super::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch_on};
@@ -31,7 +31,7 @@ struct Room {
     weights: usize,
     /// Source planes as stored, with what a vector may read past them.
     stored: usize,
-    /// Planes of `dy` with gaps between their rows.
+    /// Planes of `dy` with gaps between their rows; or columns of results that are yet to be interleaved.
     spread: usize,
 }
 
@@ -62,7 +62,23 @@ pub(crate) fn scratch(shape: &ConvShape, direction: ConvDirection) -> usize {
         return WeightGradient::new(shape).room.total();
     }
     let plan = Plan::new(shape, direction);
-    Room::new(&plan, shape.batch * shape.groups, 1, 0).total()
+    Room::new(&plan, shape.batch * shape.groups, 1, columns_apart(&plan).map_or(0, |len| 2 * len)).total()
+}
+
+/// Where results come as two sets of columns, the even and the odd ones, that must be interleaved: the elements
+/// of one set.
+fn columns_apart(plan: &Plan) -> Option<usize> {
+    let flat = plan.shape.input[..H].iter().all(|&size| size == 1);
+    if !flat || plan.parts[W] != 2 || plan.shape.input[W] < 2 {
+        return None;
+    }
+    let rows = (0..plan.parts[H]).map(|part| plan.axis(H, part).grid).max().unwrap_or(0);
+    Some(rows * column_pitch(plan))
+}
+
+/// Elements from row to row of one set of columns, with what a vector may write past a row.
+fn column_pitch(plan: &Plan) -> usize {
+    plan.shape.input[W].div_ceil(2).next_multiple_of(MAX_LANES)
 }
 
 /// Runs a forward or input-gradient plan, as [`super::conv_tiles::correlate`] does.
@@ -76,7 +92,8 @@ pub(crate) fn correlate(
     scratch: &mut [f32],
 ) {
     let units = plan.shape.batch * plan.shape.groups;
-    let room = Room::new(plan, units, 1, 0);
+    let apart = columns_apart(plan);
+    let room = Room::new(plan, units, 1, apart.map_or(0, |len| 2 * len));
     let start = scratch.as_mut_ptr();
     let start = start.wrapping_add(start.align_offset(4 * ALIGN).min(ALIGN));
     let k = room.table / (2 * OFFSET);
@@ -94,6 +111,7 @@ pub(crate) fn correlate(
     let call = Call {
         plan,
         room,
+        apart,
         read,
         offsets,
         source,
@@ -114,6 +132,7 @@ pub(crate) fn correlate(
 struct Call<'a> {
     plan: &'a Plan,
     room: Room,
+    apart: Option<usize>,
     read: &'a [isize],
     offsets: &'a [isize],
     source: &'a [f32],
@@ -142,13 +161,17 @@ impl SimdOp for Planes<'_> {
         unsafe {
             let weights = call.buffers.get().add(self.task * room.each());
             let stored = weights.add(room.weights);
+            if plan.copied {
+                stored.write_bytes(0, plan.source_channels * plan.stored_len);
+            }
             for unit in self.units.0..self.units.1 {
                 let group = unit % plan.shape.groups;
                 let channels = unit * plan.source_channels;
                 let mut from = call.source.as_ptr().add(channels * plan.source_len);
                 if plan.copied {
                     for c in 0..plan.source_channels {
-                        plan.store_channel(from.add(c * plan.source_len), stored.add(c * plan.stored_len));
+                        let from = from.add(c * plan.source_len);
+                        plan.store_channel::<S>(from, stored.add(c * plan.stored_len), false);
                     }
                     from = stored;
                 }
@@ -160,13 +183,30 @@ impl SimdOp for Planes<'_> {
                     let channel = unit * plan.out_channels + m;
                     let bias = call.bias.map_or(0.0, |bias| bias[group * plan.out_channels + m]);
                     let to = call.out.get().add(channel * plan.out_len);
+                    let mut apart_rows = 0;
                     for part in parts(plan) {
                         let taps = Taps {
                             count: part.k,
                             weights: weights.add(part.before),
                             read: call.read.as_ptr().add(part.before),
                         };
-                        part_of_channel::<S>(plan, &part, taps, bias, from, to);
+                        let Some(len) = call.apart else {
+                            let (row, col) = plan.out_steps(&part.axes);
+                            // Rows come in order where there is one part.
+                            let end = if plan.parts == [1; D] { plan.out_len } else { 0 };
+                            let target = Target { to, plane: None, row, col, end };
+                            part_of_channel::<S>(plan, &part, taps, bias, from, target);
+                            continue;
+                        };
+                        let odd = part.axes[W].out.0;
+                        let (columns, row) = (stored.add(room.stored), column_pitch(plan));
+                        let target = Target { to: columns.add(odd * len), plane: Some(0), row, col: 1, end: len };
+                        part_of_channel::<S>(plan, &part, taps, bias, from, target);
+                        // The parts of the other columns follow those with the same rows.
+                        apart_rows += 1;
+                        if apart_rows % 2 == 0 {
+                            interleave_columns::<S>(plan, &part, columns, len, to);
+                        }
                     }
                 }
             }
@@ -182,96 +222,96 @@ struct Taps {
     read: *const isize,
 }
 
-/// The results of one part in one channel.
+/// Where results go.
+#[derive(Clone, Copy)]
+struct Target {
+    to: *mut f32,
+    /// Where the plane starts; by default where the plan says.
+    plane: Option<usize>,
+    /// From row to row and from column to column.
+    row: usize,
+    col: usize,
+    /// Up to here a vector may reach past its row: what it writes there belongs to rows that come later.
+    end: usize,
+}
+
+/// Puts two sets of columns of results together.
 ///
 /// # Safety
-/// `from` is the stored source, `to` a channel of the output, the taps those of the part.
+/// `columns` holds both sets, `to` is a channel of the output.
 #[inline(always)]
-unsafe fn part_of_channel<S: Simd>(plan: &Plan, part: &Part, taps: Taps, bias: f32, from: *const f32, to: *mut f32) {
-    let axes = &part.axes;
-    let (rows, cols) = (axes[H].grid, axes[W].grid);
-    let (out_row, out_col) = plan.out_steps(axes);
-    for plane in 0..Plan::planes(axes) {
-        let (read, write) = plan.plane(axes, plane);
-        // Vectors wait until enough of them can go at once.
-        let mut waiting = Waiting { from: [from; VECTORS], to: [to; VECTORS], lanes: [0; VECTORS], count: 0 };
-        for r in 0..rows {
-            let mut c = 0;
-            while c < cols {
-                // The last vector of a row overlaps the one before, so that it is whole.
-                let at = if cols >= S::LANES { c.min(cols - S::LANES) } else { 0 };
-                let place = write + r * out_row + at * out_col;
-                let lanes = if cols >= S::LANES
-                    || (plan.copied && out_col == 1 && place + S::LANES <= plan.out_len && plain(plan))
-                {
-                    // What a short row writes past its end belongs to the next row, which comes later.
-                    S::LANES
-                } else {
-                    cols
-                };
-                waiting.from[waiting.count] = from.wrapping_add(read + r * plan.pitch[H] + at);
-                waiting.to[waiting.count] = to.wrapping_add(place);
-                waiting.lanes[waiting.count] = lanes;
-                waiting.count += 1;
-                if waiting.count == VECTORS {
-                    // Safety: the caller's promise.
-                    unsafe { waiting.flush::<S>(plan.copied, taps, bias, out_col) };
-                }
-                c += S::LANES;
-            }
-        }
+unsafe fn interleave_columns<S: Simd>(plan: &Plan, part: &Part, columns: *const f32, len: usize, to: *mut f32) {
+    let (width, rows) = (plan.shape.input[W], part.axes[H]);
+    for r in 0..rows.grid {
         // Safety: the caller's promise.
-        unsafe { waiting.flush::<S>(plan.copied, taps, bias, out_col) };
+        unsafe {
+            let even = columns.add(r * column_pitch(plan));
+            interleave_rows::<S>(even, even.add(len), to.add((rows.out.0 + r * rows.out.1) * width), width);
+        }
     }
 }
 
-/// Whether results come in the order of the output.
+/// The results of one part in one channel.
+///
+/// # Safety
+/// `from` is the stored source, the target holds the part, the taps are those of the part.
 #[inline(always)]
-fn plain(plan: &Plan) -> bool {
-    plan.parts == [1; D]
-}
-
-/// Up to [`VECTORS`] vectors of results, still to be computed.
-struct Waiting {
-    from: [*const f32; VECTORS],
-    to: [*mut f32; VECTORS],
-    lanes: [usize; VECTORS],
-    count: usize,
-}
-
-impl Waiting {
-    /// # Safety
-    /// The pointers are good for the taps and lanes.
-    #[inline(always)]
-    unsafe fn flush<S: Simd>(&mut self, copied: bool, taps: Taps, bias: f32, out_col: usize) {
-        let count = core::mem::take(&mut self.count);
-        if count == 0 {
-            return;
-        }
-        // Empty places compute the first vector again and are dropped.
-        for v in count..VECTORS {
-            self.from[v] = self.from[0];
-        }
-        // Safety: the caller's promise; a copy has slack for whole vectors.
-        unsafe {
-            let acc = if copied || self.lanes[0] == S::LANES {
-                sums::<S, false>(self.from, taps, bias, 0)
-            } else {
-                sums::<S, true>(self.from, taps, bias, self.lanes[0])
-            };
-            for v in 0..count {
-                let (to, lanes) = (self.to[v], self.lanes[v]);
-                if out_col == 1 && lanes == S::LANES {
-                    S::store(to, acc[v]);
-                } else if out_col == 1 {
-                    S::store_partial(to, acc[v], lanes);
-                } else {
-                    let mut values = [0.0f32; MAX_LANES];
-                    S::store(values.as_mut_ptr(), acc[v]);
-                    for i in 0..lanes {
-                        *to.add(i * out_col) = values[i];
+unsafe fn part_of_channel<S: Simd>(plan: &Plan, part: &Part, taps: Taps, bias: f32, from: *const f32, target: Target) {
+    let axes = &part.axes;
+    let (rows, cols) = (axes[H].grid, axes[W].grid);
+    let pitch = plan.pitch[H];
+    for plane in 0..Plan::planes(axes) {
+        let (read, write) = plan.plane(axes, plane);
+        let write = target.plane.unwrap_or(write);
+        let mut c = 0;
+        while c < cols {
+            // The last vector of a row overlaps the one before, so that it is whole.
+            let at = if cols >= S::LANES { c.min(cols - S::LANES) } else { 0 };
+            let lanes = cols.min(S::LANES);
+            for r in (0..rows).step_by(VECTORS) {
+                let count = VECTORS.min(rows - r);
+                let first = from.wrapping_add(read + r * pitch + at);
+                let mut places = [first; VECTORS];
+                for v in 1..VECTORS {
+                    // Rows past the last compute it again and are dropped.
+                    places[v] = first.wrapping_add(v.min(count - 1) * pitch);
+                }
+                // Safety: the caller's promise; a copy has slack for whole vectors.
+                unsafe {
+                    let acc = if plan.copied || lanes == S::LANES {
+                        sums::<S, false>(places, taps, bias, 0)
+                    } else {
+                        sums::<S, true>(places, taps, bias, lanes)
+                    };
+                    for v in 0..count {
+                        let place = write + (r + v) * target.row + at * target.col;
+                        put::<S>(target, place, acc[v], lanes);
                     }
                 }
+            }
+            c += S::LANES;
+        }
+    }
+}
+
+/// Stores `lanes` results from `place` on.
+///
+/// # Safety
+/// They lie inside the target.
+#[inline(always)]
+unsafe fn put<S: Simd>(target: Target, place: usize, v: S::V, lanes: usize) {
+    // Safety: the caller's promise.
+    unsafe {
+        let to = target.to.add(place);
+        if target.col == 1 && (lanes == S::LANES || place + S::LANES <= target.end) {
+            S::store(to, v);
+        } else if target.col == 1 {
+            S::store_partial(to, v, lanes);
+        } else {
+            let mut values = [0.0f32; MAX_LANES];
+            S::store(values.as_mut_ptr(), v);
+            for i in 0..lanes {
+                *to.add(i * target.col) = values[i];
             }
         }
     }
@@ -367,12 +407,13 @@ struct WeightTask<'a> {
 }
 
 impl WeightTask<'_> {
-    /// Copies the planes of `dy` for one image and group, its rows as far apart as those of the image.
+    /// Copies the planes of `dy` for one image and group, its rows as far apart as those of the image. What lies
+    /// between the rows is zero and stays so.
     ///
     /// # Safety
     /// `to` has room for them.
     #[inline(always)]
-    unsafe fn spread(&self, from: *const f32, channels: usize, to: *mut f32) {
+    unsafe fn spread<S: Simd>(&self, from: *const f32, channels: usize, to: *mut f32) {
         let layout = self.layout;
         let (rows, cols, pitch) = (layout.axes[H].grid, layout.axes[W].grid, layout.plan.pitch[H]);
         for p in 0..channels * layout.planes {
@@ -380,12 +421,7 @@ impl WeightTask<'_> {
                 // Safety: a row of `dy`, and the room for it.
                 unsafe {
                     let (from, to) = (from.add((p * rows + r) * cols), to.add(p * layout.extent + r * pitch));
-                    for c in 0..cols {
-                        *to.add(c) = *from.add(c);
-                    }
-                    for c in cols..if r + 1 < rows { pitch } else { cols } {
-                        *to.add(c) = 0.0;
-                    }
+                    copy_row::<S>(from, 1, to, cols);
                 }
             }
         }
@@ -406,6 +442,7 @@ impl SimdOp for WeightTask<'_> {
             let table = self.buffers.get().cast::<[isize; 2]>();
             let stored = self.buffers.get().add(room.weights);
             let spread = stored.add(room.stored);
+            stored.write_bytes(0, room.stored + room.spread);
             for group in self.groups.0..self.groups.1 {
                 let dw = self.dw.get().add(group * m * taps);
                 for first in (0..shape.batch).step_by(layout.images) {
@@ -416,10 +453,10 @@ impl SimdOp for WeightTask<'_> {
                     let (mut x_image, mut dy_image) = (shape.groups * plan.source_len, shape.groups * m * plan.out_len);
                     for i in 0..images {
                         if plan.copied {
-                            plan.store_channel(x.add(i * x_image), stored.add(i * plan.stored_len));
+                            plan.store_channel::<S>(x.add(i * x_image), stored.add(i * plan.stored_len), false);
                         }
                         if layout.spread {
-                            self.spread(dy.add(i * dy_image), m, spread.add(i * m * dy_channel));
+                            self.spread::<S>(dy.add(i * dy_image), m, spread.add(i * m * dy_channel));
                         }
                     }
                     if plan.copied {

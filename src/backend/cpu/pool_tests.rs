@@ -1,5 +1,5 @@
 use super::*;
-use crate::backend::cpu::gemm::tests::noise;
+use crate::backend::cpu::gemm::tests::{measure, noise};
 use crate::backend::cpu::threads::set_threads;
 
 /// For each output, the inputs of its window in order, and the taps that an average with padding counts.
@@ -199,18 +199,13 @@ fn speed() {
         let mut scratch = vec![0.0; average_pool_gradient_scratch(&s)];
         let mut line = format!("{name:20} {} outputs:", dy.len());
         for what in ["max", "max+indices", "max gradient", "average", "average gradient"] {
-            let mut best = f64::INFINITY;
-            for _ in 0..20 {
-                let start = std::time::Instant::now();
-                match what {
-                    "max" => max_pool(&s, &x, &mut y, None),
-                    "max+indices" => max_pool(&s, &x, &mut y, Some(&mut indices)),
-                    "max gradient" => max_pool_gradient(&s, &dy, &indices, &mut dx).unwrap(),
-                    "average" => average_pool(&s, false, &x, &mut y),
-                    _ => average_pool_gradient(&s, false, &dy, &mut dx, &mut scratch),
-                }
-                best = best.min(start.elapsed().as_secs_f64());
-            }
+            let best = measure(|| match what {
+                "max" => max_pool(&s, &x, &mut y, None),
+                "max+indices" => max_pool(&s, &x, &mut y, Some(&mut indices)),
+                "max gradient" => max_pool_gradient(&s, &dy, &indices, &mut dx).unwrap(),
+                "average" => average_pool(&s, false, &x, &mut y),
+                _ => average_pool_gradient(&s, false, &dy, &mut dx, &mut scratch),
+            });
             line += &format!(" {what} {:.0} us", best * 1e6);
         }
         println!("{line}");

@@ -184,6 +184,10 @@ pub trait Simd: Copy + 'static {
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The sum of the lanes.
     unsafe fn sum(v: Self::V) -> f32;
+    /// The even elements of `a` then `b`, and the odd ones.
+    unsafe fn deinterleave(a: Self::V, b: Self::V) -> (Self::V, Self::V);
+    /// Elements of `a` and `b` in turn: the first `LANES` of them, and the rest.
+    unsafe fn interleave(a: Self::V, b: Self::V) -> (Self::V, Self::V);
     /// Stores the transpose of a 4x4 block: `dst[i * dst_row + j] = src[j * src_row + i]`.
     unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize);
 }
@@ -242,6 +246,14 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn sum(v: [f32; 4]) -> f32 {
         (v[0] + v[2]) + (v[1] + v[3])
+    }
+    #[inline(always)]
+    unsafe fn deinterleave(a: [f32; 4], b: [f32; 4]) -> ([f32; 4], [f32; 4]) {
+        ([a[0], a[2], b[0], b[2]], [a[1], a[3], b[1], b[3]])
+    }
+    #[inline(always)]
+    unsafe fn interleave(a: [f32; 4], b: [f32; 4]) -> ([f32; 4], [f32; 4]) {
+        ([a[0], b[0], a[1], b[1]], [a[2], b[2], a[3], b[3]])
     }
     #[inline(always)]
     unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
@@ -388,6 +400,24 @@ mod x86 {
             unsafe { sum8(v) }
         }
         #[inline(always)]
+        unsafe fn deinterleave(a: __m256, b: __m256) -> (__m256, __m256) {
+            // Safety: the trait's contract.
+            unsafe {
+                let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(a, b));
+                let odd = _mm256_castps_pd(_mm256_shuffle_ps::<0xDD>(a, b));
+                let (even, odd) = (_mm256_permute4x64_pd::<0xD8>(even), _mm256_permute4x64_pd::<0xD8>(odd));
+                (_mm256_castpd_ps(even), _mm256_castpd_ps(odd))
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m256, b: __m256) -> (__m256, __m256) {
+            // Safety: the trait's contract.
+            unsafe {
+                let (lo, hi) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                (_mm256_permute2f128_ps::<0x20>(lo, hi), _mm256_permute2f128_ps::<0x31>(lo, hi))
+            }
+        }
+        #[inline(always)]
         unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
             // Safety: the trait's contract.
             unsafe { transpose4(src, src_row, dst, dst_row) }
@@ -452,6 +482,24 @@ mod x86 {
             unsafe {
                 let high = _mm512_castps512_ps256(_mm512_shuffle_f32x4::<0b1110>(v, v));
                 sum8(_mm256_add_ps(_mm512_castps512_ps256(v), high))
+            }
+        }
+        #[inline(always)]
+        unsafe fn deinterleave(a: __m512, b: __m512) -> (__m512, __m512) {
+            // Safety: the trait's contract.
+            unsafe {
+                let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                let odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+                (_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b))
+            }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: __m512, b: __m512) -> (__m512, __m512) {
+            // Safety: the trait's contract.
+            unsafe {
+                let lo = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let hi = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                (_mm512_permutex2var_ps(a, lo, b), _mm512_permutex2var_ps(a, hi, b))
             }
         }
         #[inline(always)]
@@ -535,6 +583,16 @@ mod arm {
             unsafe { vaddvq_f32(v) }
         }
         #[inline(always)]
+        unsafe fn deinterleave(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+            // Safety: NEON is part of the target.
+            unsafe { (vuzp1q_f32(a, b), vuzp2q_f32(a, b)) }
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: float32x4_t, b: float32x4_t) -> (float32x4_t, float32x4_t) {
+            // Safety: NEON is part of the target.
+            unsafe { (vzip1q_f32(a, b), vzip2q_f32(a, b)) }
+        }
+        #[inline(always)]
         unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
             // Safety: the trait's contract.
             unsafe { Portable::transpose4(src, src_row, dst, dst_row) }
@@ -610,6 +668,14 @@ mod wasm {
         unsafe fn sum(v: v128) -> f32 {
             let two = f32x4_add(v, i32x4_shuffle::<2, 3, 0, 1>(v, v));
             f32x4_extract_lane::<0>(two) + f32x4_extract_lane::<1>(two)
+        }
+        #[inline(always)]
+        unsafe fn deinterleave(a: v128, b: v128) -> (v128, v128) {
+            (i32x4_shuffle::<0, 2, 4, 6>(a, b), i32x4_shuffle::<1, 3, 5, 7>(a, b))
+        }
+        #[inline(always)]
+        unsafe fn interleave(a: v128, b: v128) -> (v128, v128) {
+            (i32x4_shuffle::<0, 4, 1, 5>(a, b), i32x4_shuffle::<2, 6, 3, 7>(a, b))
         }
         #[inline(always)]
         unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
