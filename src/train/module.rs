@@ -81,6 +81,11 @@ impl<B: Backend> Module<B> {
         self.cx = RunContext { seed, step: 0 };
     }
 
+    /// Seeds as [`Self::set_seed`] and goes on after `steps` train steps: the next one draws the masks of the step after them.
+    pub fn set_random_state(&mut self, seed: u64, steps: u64) {
+        self.cx = RunContext { seed, step: steps };
+    }
+
     /// What to do about a loss that is NaN or infinite. Default [`NonFinite::Error`].
     pub fn set_non_finite(&mut self, what: NonFinite) {
         self.non_finite = what;
