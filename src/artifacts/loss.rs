@@ -74,7 +74,8 @@ impl Loss {
 
     /// Writes the loss; gives the scalar.
     pub(super) fn build(&self, b: &mut Builder<'_>, outputs: &[ValueId]) -> Result<ValueId> {
-        let first = outputs.first().copied().ok_or_else(|| err!(Graph, "the model has no output to compute a loss from"));
+        let first =
+            outputs.first().copied().ok_or_else(|| err!(Graph, "the model has no output to compute a loss from"));
         match self {
             Loss::None => first,
             Loss::Custom(build) => build(b, outputs),
@@ -96,7 +97,9 @@ impl Loss {
             Loss::CrossEntropyLoss { reduction, weight, ignore_index } => {
                 cross_entropy(b, first?, *reduction, weight.as_ref(), *ignore_index)
             }
-            Loss::BCEWithLogitsLoss { reduction, pos_weight } => bce_with_logits(b, first?, *reduction, pos_weight.as_ref()),
+            Loss::BCEWithLogitsLoss { reduction, pos_weight } => {
+                bce_with_logits(b, first?, *reduction, pos_weight.as_ref())
+            }
         }
     }
 }
@@ -112,7 +115,10 @@ fn input(b: &mut Builder<'_>, name: &str, ty: TensorType) -> Result<ValueId> {
         if b.graph.inputs.contains(&id) {
             return Ok(id);
         }
-        return Err(err!(Graph, "the loss needs a graph input \"{name}\", but the model gives that name to another value"));
+        return Err(err!(
+            Graph,
+            "the loss needs a graph input \"{name}\", but the model gives that name to another value"
+        ));
     }
     b.facts.set_type(b.graph.add_input(name, ty.clone())?, ty);
     Ok(b.graph.find(name).expect("just added"))
@@ -126,7 +132,13 @@ fn reduce(b: &mut Builder<'_>, x: ValueId, reduction: Reduction) -> Result<Value
     b.op_with(op, &[x], &[("keepdims", Attribute::Int(0))])
 }
 
-fn cross_entropy(b: &mut Builder<'_>, scores: ValueId, reduction: Reduction, weight: Option<&Tensor>, ignore: Option<i64>) -> Result<ValueId> {
+fn cross_entropy(
+    b: &mut Builder<'_>,
+    scores: ValueId,
+    reduction: Reduction,
+    weight: Option<&Tensor>,
+    ignore: Option<i64>,
+) -> Result<ValueId> {
     let dims = b.dims(scores)?;
     if dims.len() < 2 {
         let shown = b.ty(scores)?.to_string();
@@ -151,7 +163,12 @@ fn cross_entropy(b: &mut Builder<'_>, scores: ValueId, reduction: Reduction, wei
     Ok(b.node("", "SoftmaxCrossEntropyLoss", &inputs, &attributes, 2)?[0])
 }
 
-fn bce_with_logits(b: &mut Builder<'_>, x: ValueId, reduction: Reduction, pos_weight: Option<&Tensor>) -> Result<ValueId> {
+fn bce_with_logits(
+    b: &mut Builder<'_>,
+    x: ValueId,
+    reduction: Reduction,
+    pos_weight: Option<&Tensor>,
+) -> Result<ValueId> {
     let t = like(b, x)?;
     let abs = b.op("Abs", &[x])?;
     let minus = b.neg(abs)?;

@@ -32,7 +32,13 @@ pub enum Optimizer {
 impl Optimizer {
     /// AdamW with ONNX Runtime's defaults.
     pub fn adamw() -> Self {
-        Optimizer::AdamW { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.0, bias_correction: true, clip_grad_norm: None }
+        Optimizer::AdamW {
+            betas: (0.9, 0.999),
+            eps: 1e-6,
+            weight_decay: 0.0,
+            bias_correction: true,
+            clip_grad_norm: None,
+        }
     }
 
     /// Plain gradient descent.
@@ -79,7 +85,12 @@ impl Optimizer {
                     ("adam_mode", Attribute::Int(1)),
                 ];
                 let attributes = attributes.map(|(k, v)| (k.to_owned(), v)).into();
-                graph.nodes.push(node("AdamWOptimizer", vec![lr, step, ids[0], ids[1], ids[2], ids[3]], flag, attributes));
+                graph.nodes.push(node(
+                    "AdamWOptimizer",
+                    vec![lr, step, ids[0], ids[1], ids[2], ids[3]],
+                    flag,
+                    attributes,
+                ));
             }
             Optimizer::SGD { .. } => {
                 graph.nodes.push(node("SGDOptimizerV2", vec![lr, ids[0], ids[1]], flag, Attributes::new()));
@@ -95,7 +106,10 @@ impl Optimizer {
                 bail!(Graph, "AdamW's betas must lie in [0, 1), found {betas:?}");
             }
             if !(*eps >= 0.0 && eps.is_finite() && *weight_decay >= 0.0 && weight_decay.is_finite()) {
-                bail!(Graph, "AdamW's eps and weight_decay must be finite and not negative, found {eps} and {weight_decay}");
+                bail!(
+                    Graph,
+                    "AdamW's eps and weight_decay must be finite and not negative, found {eps} and {weight_decay}"
+                );
             }
         }
         let (Optimizer::AdamW { clip_grad_norm, .. } | Optimizer::SGD { clip_grad_norm }) = self;

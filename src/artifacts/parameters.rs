@@ -53,7 +53,11 @@ pub(super) fn choose(graph: &Graph, options: &Options) -> Result<Chosen> {
         bail!(Graph, "parameter \"{}\" stands in both requires_grad and frozen_params", graph.name_of(*id));
     }
     if let Some(id) = train.iter().find(|id| statistics.contains(id)) {
-        bail!(Graph, "\"{}\" is a running statistic of BatchNormalization: it is updated, not trained", graph.name_of(*id));
+        bail!(
+            Graph,
+            "\"{}\" is a running statistic of BatchNormalization: it is updated, not trained",
+            graph.name_of(*id)
+        );
     }
     let matches = |list: &[String], id: ValueId| {
         list.iter().any(|p| is_glob(p) && graph.find(p).is_none() && glob(p, graph.name_of(id)))
@@ -69,7 +73,8 @@ pub(super) fn choose(graph: &Graph, options: &Options) -> Result<Chosen> {
             parameters.push((*id, true));
         }
     }
-    let globs = options.requires_grad.iter().chain(&options.frozen_params).filter(|p| is_glob(p) && graph.find(p).is_none());
+    let globs =
+        options.requires_grad.iter().chain(&options.frozen_params).filter(|p| is_glob(p) && graph.find(p).is_none());
     for pattern in globs {
         if !graph.initializers.iter().any(|(id, _)| glob(pattern, graph.name_of(*id))) {
             return Err(err!(Graph, "no parameter matches \"{pattern}\"").expected(known_names(graph)));
@@ -85,15 +90,23 @@ pub(super) fn choose(graph: &Graph, options: &Options) -> Result<Chosen> {
 fn parameter(graph: &Graph, name: &str) -> Result<ValueId> {
     let id = graph.find(name).filter(|id| graph.initializer(*id).is_some());
     id.ok_or_else(|| {
-        let what = if graph.find(name).is_some() { "is not an initializer of the model" } else { "does not exist in the model" };
+        let what = if graph.find(name).is_some() {
+            "is not an initializer of the model"
+        } else {
+            "does not exist in the model"
+        };
         err!(Graph, "parameter \"{name}\" {what}").expected(known_names(graph))
     })
 }
 
 /// `one of "fc1.weight", "fc1.bias", … (12 in all)`.
 fn known_names(graph: &Graph) -> String {
-    let names: Vec<String> =
-        graph.initializers.iter().filter(|(_, t)| t.dtype().is_float()).map(|(id, _)| format!("\"{}\"", graph.name_of(*id))).collect();
+    let names: Vec<String> = graph
+        .initializers
+        .iter()
+        .filter(|(_, t)| t.dtype().is_float())
+        .map(|(id, _)| format!("\"{}\"", graph.name_of(*id)))
+        .collect();
     match names.len() {
         0 => "a model with floating initializers".into(),
         n if n > 20 => format!("one of {}, … ({n} in all)", names[..20].join(", ")),
@@ -104,7 +117,10 @@ fn known_names(graph: &Graph) -> String {
 /// Running mean and variance of every BatchNormalization.
 fn running_statistics(graph: &Graph) -> HashSet<ValueId> {
     let norms = graph.nodes.iter().filter(|n| n.domain.is_empty() && n.op_type == "BatchNormalization");
-    norms.flat_map(|n| n.inputs.iter().skip(3).take(2).flatten().copied()).filter(|id| graph.initializer(*id).is_some()).collect()
+    norms
+        .flat_map(|n| n.inputs.iter().skip(3).take(2).flatten().copied())
+        .filter(|id| graph.initializer(*id).is_some())
+        .collect()
 }
 
 #[cfg(test)]

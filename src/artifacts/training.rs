@@ -49,7 +49,9 @@ impl Forward {
 
     /// The parameters with their initial values.
     pub(super) fn parameters(&self) -> impl Iterator<Item = Parameter> {
-        self.parameters.iter().map(|(id, trained, value)| Parameter::new(self.graph.name_of(*id), (**value).clone(), *trained))
+        self.parameters
+            .iter()
+            .map(|(id, trained, value)| Parameter::new(self.graph.name_of(*id), (**value).clone(), *trained))
     }
 
     /// Forward and loss, with Dropout off and BatchNormalization on its running statistics.
@@ -93,7 +95,8 @@ fn add_loss(graph: &mut Graph, facts: &mut Facts, options: &Options) -> Result<(
     let find = |graph: &Graph, name: &String, what: &str| {
         graph.find(name).ok_or_else(|| {
             let known: Vec<_> = graph.outputs.iter().map(|id| format!("\"{}\"", graph.name_of(*id))).collect();
-            err!(Graph, "{what} \"{name}\" is not a value of the model").expected(format!("such as {}", known.join(", ")))
+            err!(Graph, "{what} \"{name}\" is not a value of the model")
+                .expected(format!("such as {}", known.join(", ")))
         })
     };
     let mut inputs = graph.outputs.clone();

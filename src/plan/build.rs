@@ -31,7 +31,9 @@ pub fn build(graph: &Graph, inputs: &[PlanInput<'_>]) -> Result<Plan> {
         return Err(err!(Plan, "number of inputs").expected(graph.inputs.len()).found(inputs.len()));
     }
     match attempt(graph, inputs, false) {
-        Err(e) if e.kind() == Kind::Plan && inputs.iter().any(|i| pinnable(i).is_some()) => attempt(graph, inputs, true).map_err(|_| e),
+        Err(e) if e.kind() == Kind::Plan && inputs.iter().any(|i| pinnable(i).is_some()) => {
+            attempt(graph, inputs, true).map_err(|_| e)
+        }
         result => result,
     }
 }
@@ -80,15 +82,24 @@ fn attempt(graph: &Graph, inputs: &[PlanInput<'_>], pin: bool) -> Result<Plan> {
     finish(graph, inputs, &pinned, lowering, outputs)
 }
 
-fn finish(graph: &Graph, inputs: &[PlanInput<'_>], pinned: &[bool], mut lowering: Lowering, outputs: Vec<(String, Output)>) -> Result<Plan> {
-    let kept: Vec<BufferId> = outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v.buffer) } else { None }).collect();
+fn finish(
+    graph: &Graph,
+    inputs: &[PlanInput<'_>],
+    pinned: &[bool],
+    mut lowering: Lowering,
+    outputs: Vec<(String, Output)>,
+) -> Result<Plan> {
+    let kept: Vec<BufferId> =
+        outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v.buffer) } else { None }).collect();
     fuse::run(&mut lowering, &kept);
     let (offsets, arena_bytes) = memory::place(&lowering, &kept)?;
     let place = |(info, offset): (&crate::ops::BufferInfo, &Option<usize>)| match (&info.origin, offset) {
         (Origin::Temp, Some(offset)) => Placement::Arena { offset: *offset, bytes: info.len * info.dtype.size() },
         (Origin::Temp, None) => Placement::Unused,
         (Origin::Constant(tensor), _) => Placement::Constant(tensor.clone()),
-        (Origin::Input(id), _) => Placement::Input(graph.inputs.iter().position(|i| i == id).expect("inputs are graph inputs")),
+        (Origin::Input(id), _) => {
+            Placement::Input(graph.inputs.iter().position(|i| i == id).expect("inputs are graph inputs"))
+        }
     };
     let buffers = lowering.buffers.iter().zip(&offsets).map(place).collect();
     let input = |((&id, input), &pinned): ((&crate::graph::ValueId, &PlanInput<'_>), &bool)| Input {

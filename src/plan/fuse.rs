@@ -92,7 +92,8 @@ fn candidate(steps: &[Option<Step>], uses: &Uses, consumer: usize) -> Option<usi
         let b = read.buffer.index();
         let &[producer] = uses.writers[b].as_slice() else { return None };
         let alone = uses.temp[b] && uses.readers[b] == [consumer] && producer < consumer;
-        (alone && may_move(steps, uses, producer, consumer) && uses.merge(steps, producer, consumer).is_some()).then_some(producer)
+        (alone && may_move(steps, uses, producer, consumer) && uses.merge(steps, producer, consumer).is_some())
+            .then_some(producer)
     })
 }
 
@@ -200,7 +201,8 @@ fn permutation(producer: &Step, consumer: &Step) -> Option<Vec<usize>> {
     }
     let mut axes = Vec::new();
     for (&size, &stride) in read.shape.iter().zip(&read.strides) {
-        let axis = (0..write.rank()).find(|a| !axes.contains(a) && write.shape[*a] == size && (size == 1 || write.strides[*a] == stride))?;
+        let axis = (0..write.rank())
+            .find(|a| !axes.contains(a) && write.shape[*a] == size && (size == 1 || write.strides[*a] == stride))?;
         axes.push(axis);
     }
     Some(axes)

@@ -78,13 +78,25 @@ fn share_in_place(lowering: &Lowering, lives: &[Option<(usize, usize)>]) -> Vec<
 }
 
 /// May the buffer `w`, written at step `i`, take the place of the buffer that read `r` sees?
-fn takes_over(lowering: &Lowering, step: &Step, lives: &[Option<(usize, usize)>], i: usize, r: usize, w: usize, taken: &[usize]) -> bool {
+fn takes_over(
+    lowering: &Lowering,
+    step: &Step,
+    lives: &[Option<(usize, usize)>],
+    i: usize,
+    r: usize,
+    w: usize,
+    taken: &[usize],
+) -> bool {
     let read = &step.reads[r];
     let b = read.buffer.index();
     let write = step.writes.iter().find(|v| v.buffer.index() == w).expect("w is written here");
-    let same = |v: &crate::kernel::View| v.shape == write.shape && v.strides == write.strides && v.offset == 0 && write.offset == 0;
+    let same = |v: &crate::kernel::View| {
+        v.shape == write.shape && v.strides == write.strides && v.offset == 0 && write.offset == 0
+    };
     let dies = lives[b].is_some_and(|(_, last)| last == i);
-    let whole = lowering.buffers[b].len == lowering.buffers[w].len && write.is_contiguous() && write.len() == lowering.buffers[w].len;
+    let whole = lowering.buffers[b].len == lowering.buffers[w].len
+        && write.is_contiguous()
+        && write.len() == lowering.buffers[w].len;
     let size = lowering.buffers[b].dtype.size() == lowering.buffers[w].dtype.size();
     let only = step.reads.iter().filter(|v| v.buffer == read.buffer).all(same);
     dies && whole && size && only && !taken.contains(&b)

@@ -21,7 +21,14 @@ impl fmt::Display for Plan {
         }
         for (i, step) in self.steps.iter().enumerate() {
             let views = |views: &[View]| views.iter().map(|v| self.show(v)).collect::<Vec<_>>().join(" ");
-            writeln!(f, "{i:4} {} {} -> {}   # {}", name(&step.kernel), views(&step.reads), views(&step.writes), step.from)?;
+            writeln!(
+                f,
+                "{i:4} {} {} -> {}   # {}",
+                name(&step.kernel),
+                views(&step.reads),
+                views(&step.writes),
+                step.from
+            )?;
         }
         for (name, output) in &self.outputs {
             match output {

@@ -155,7 +155,9 @@ impl<B: Backend> Model<B> {
     fn check(&self, inputs: &[&Tensor]) -> Result<()> {
         let names = self.input_names();
         if inputs.len() != names.len() {
-            return Err(err!(Input, "number of inputs").expected(format!("{} ({})", names.len(), names.join(", "))).found(inputs.len()));
+            return Err(err!(Input, "number of inputs")
+                .expected(format!("{} ({})", names.len(), names.join(", ")))
+                .found(inputs.len()));
         }
         let mut sizes: Vec<(&Dim, usize, &str)> = Vec::new();
         for ((i, tensor), name) in self.user_inputs().zip(inputs).zip(&names) {

@@ -51,15 +51,23 @@ impl<B: Backend> Optimizer<B> {
         let shapes: Vec<Vec<usize>> = trainable.iter().map(|p| p.shape.clone()).collect();
         let dtype = trainable.first().map_or(DType::F32, |p| p.dtype);
         if let Some(p) = trainable.iter().find(|p| p.dtype != dtype) {
-            return Err(err!(Unsupported, "parameters of several dtypes under one optimizer").expected(dtype).found(format!("{} of \"{}\"", p.dtype, p.name)));
+            return Err(err!(Unsupported, "parameters of several dtypes under one optimizer")
+                .expected(dtype)
+                .found(format!("{} of \"{}\"", p.dtype, p.name)));
         }
         sequences::expand(&mut graph, &shapes, dtype)?;
         let (learning_rate, step) = (backend.alloc(4)?, backend.alloc(8)?);
         let mut roles = Vec::new();
         for &id in &graph.inputs {
             let name = graph.name_of(id);
-            let bound = |buffer: &B::Buffer, dtype, shape: &[usize]| Role::Bound { buffer: buffer.clone(), dtype, shape: shape.to_vec() };
-            let of = |sequence: &str| name.strip_prefix(sequence)?.strip_prefix('.')?.parse::<usize>().ok().filter(|&i| i < trainable.len());
+            let bound = |buffer: &B::Buffer, dtype, shape: &[usize]| Role::Bound {
+                buffer: buffer.clone(),
+                dtype,
+                shape: shape.to_vec(),
+            };
+            let of = |sequence: &str| {
+                name.strip_prefix(sequence)?.strip_prefix('.')?.parse::<usize>().ok().filter(|&i| i < trainable.len())
+            };
             let role = if name == "learning_rate" {
                 bound(&learning_rate, DType::F32, &[1])
             } else if name == "step" {
@@ -79,8 +87,15 @@ impl<B: Backend> Optimizer<B> {
             roles.push(role);
         }
         let model = Model::new(graph, roles, 0);
-        let mut optimizer =
-            Self { model, learning_rate, step, parameters, steps: 0, rate: DEFAULT_LEARNING_RATE, initial_rate: DEFAULT_LEARNING_RATE };
+        let mut optimizer = Self {
+            model,
+            learning_rate,
+            step,
+            parameters,
+            steps: 0,
+            rate: DEFAULT_LEARNING_RATE,
+            initial_rate: DEFAULT_LEARNING_RATE,
+        };
         if let Some(memory) = &state.optimizer {
             optimizer.restore(backend, memory)?;
         }
@@ -112,7 +127,9 @@ impl<B: Backend> Optimizer<B> {
     /// Sets the learning rate. `Input` error unless it is finite and not negative.
     pub fn set_learning_rate(&mut self, rate: f32) -> Result<()> {
         if !(rate.is_finite() && rate >= 0.0) {
-            return Err(err!(Input, "the learning rate cannot be used").expected("a finite number, 0 or more").found(rate));
+            return Err(err!(Input, "the learning rate cannot be used")
+                .expected("a finite number, 0 or more")
+                .found(rate));
         }
         self.rate = rate;
         Ok(())
@@ -169,7 +186,9 @@ fn moments_of(graph: &Graph) -> Result<usize> {
         id.is_some_and(|id| matches!(graph.value(id).ty, Some(ValueType::Sequence(_))))
     };
     if !has("params") || !has("gradients") {
-        return Err(err!(Graph, "this is not an optimizer model").expected("sequence inputs \"params\" and \"gradients\""));
+        return Err(
+            err!(Graph, "this is not an optimizer model").expected("sequence inputs \"params\" and \"gradients\"")
+        );
     }
     Ok(has("first_order_moments") as usize + has("second_order_moments") as usize)
 }

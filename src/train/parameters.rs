@@ -58,12 +58,17 @@ impl<B: Backend> Parameters<B> {
                 backend.upload(&value, tensor.bytes())?;
             }
             let gradient = if p.requires_grad { Some(backend.alloc(bytes)?) } else { None };
-            let parameter = Parameter { name: name.into(), dtype: p.dtype, shape, value, gradient, filled: p.value.is_some() };
+            let parameter =
+                Parameter { name: name.into(), dtype: p.dtype, shape, value, gradient, filled: p.value.is_some() };
             parameter.fits(train, id)?;
             list.push(parameter);
         }
         if let Some(p) = state.parameters().iter().find(|p| !list.iter().any(|q: &Parameter<B>| q.name == p.name)) {
-            bail!(Checkpoint, "parameter \"{}\" of the checkpoint is not an input of the training model: is it another model's?", p.name);
+            bail!(
+                Checkpoint,
+                "parameter \"{}\" of the checkpoint is not an input of the training model: is it another model's?",
+                p.name
+            );
         }
         Ok(Self { list })
     }
@@ -92,7 +97,11 @@ impl<B: Backend> Parameters<B> {
     pub(super) fn check_filled(&self) -> Result<()> {
         match self.list.iter().find(|p| !p.filled) {
             None => Ok(()),
-            Some(p) => Err(err!(State, "the checkpoint is nominal: parameter \"{}\" has no value yet; fill every parameter first", p.name)),
+            Some(p) => Err(err!(
+                State,
+                "the checkpoint is nominal: parameter \"{}\" has no value yet; fill every parameter first",
+                p.name
+            )),
         }
     }
 
@@ -133,7 +142,9 @@ impl<B: Backend> Parameters<B> {
     fn check_f32(&self, trainable_only: bool) -> Result<()> {
         match self.chosen(trainable_only).find(|p| p.dtype != DType::F32) {
             None => Ok(()),
-            Some(p) => Err(err!(Input, "parameter \"{}\" cannot be part of a float32 vector", p.name).expected("float32").found(p.dtype)),
+            Some(p) => Err(err!(Input, "parameter \"{}\" cannot be part of a float32 vector", p.name)
+                .expected("float32")
+                .found(p.dtype)),
         }
     }
 
@@ -154,7 +165,9 @@ impl<B: Backend> Parameters<B> {
         self.check_f32(trainable_only)?;
         let size = self.size(trainable_only);
         if values.len() != size {
-            return Err(err!(Input, "the vector does not fill the parameters").expected(format!("{size} elements")).found(values.len()));
+            return Err(err!(Input, "the vector does not fill the parameters")
+                .expected(format!("{size} elements"))
+                .found(values.len()));
         }
         let mut rest = values;
         for p in self.list.iter_mut().filter(|p| !trainable_only || p.gradient.is_some()) {

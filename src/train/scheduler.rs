@@ -16,7 +16,12 @@ pub struct LinearLRScheduler {
 
 impl LinearLRScheduler {
     /// A schedule for `optimizer`, whose learning rate it sets at once.
-    pub fn new<B: Backend>(optimizer: &mut Optimizer<B>, warmup_step_count: u32, total_step_count: u32, initial_lr: f32) -> Result<Self> {
+    pub fn new<B: Backend>(
+        optimizer: &mut Optimizer<B>,
+        warmup_step_count: u32,
+        total_step_count: u32,
+        initial_lr: f32,
+    ) -> Result<Self> {
         let scheduler =
             Self { warmup_step_count: warmup_step_count.into(), total_step_count: total_step_count.into(), initial_lr };
         scheduler.step(optimizer)?;

@@ -108,7 +108,8 @@ impl Backend for Cpu {
             scratch = scratch.max(op.scratch());
             ops.push(op);
         }
-        let scratch = AlignedBytes::try_zeroed(scratch * 4).ok_or_else(|| err!(Device, "there is no memory for scratch"))?;
+        let scratch =
+            AlignedBytes::try_zeroed(scratch * 4).ok_or_else(|| err!(Device, "there is no memory for scratch"))?;
         Ok(CpuProgram { ops, memory, scratch, _arena: arena, _inputs: inputs.to_vec(), _constants: constants })
     }
 

@@ -17,7 +17,10 @@ struct Factor {
 enum Addend {
     Nothing,
     /// A vector that every row (or, for `rows`, every column) gets.
-    Vector { view: View, rows: bool },
+    Vector {
+        view: View,
+        rows: bool,
+    },
     /// Any view, and where each product's part begins: put into C beforehand.
     Full(View, Vec<isize>),
 }
@@ -58,7 +61,8 @@ impl MatMul {
         if !even || moves.len() > 1 && c_stride < (m.max(1) - 1) * c_rows as usize + n {
             return None;
         }
-        let factor = |v: &View| Factor { buffer: v.buffer, offset: v.offset, row: v.strides[r - 2], col: v.strides[r - 1] };
+        let factor =
+            |v: &View| Factor { buffer: v.buffer, offset: v.offset, row: v.strides[r - 2], col: v.strides[r - 1] };
         let addend = match reads.get(2) {
             Some(c) if kernel.beta != 0.0 => addend(c, kernel.beta, &out.shape[..r - 2]),
             _ => Addend::Nothing,
@@ -88,7 +92,8 @@ impl MatMul {
     /// Every view has passed `Memory::check` for this memory, and the result overlaps no operand.
     pub(super) unsafe fn run(&self, memory: &Memory, scratch: &mut [f32]) {
         // Safety: the caller's word; the slices cover whole buffers, which are disjoint or shared for reading.
-        let (a, b, c) = unsafe { (slice(memory, self.a.buffer), slice(memory, self.b.buffer), slice_mut(memory, &self.out)) };
+        let (a, b, c) =
+            unsafe { (slice(memory, self.a.buffer), slice(memory, self.b.buffer), slice_mut(memory, &self.out)) };
         let (mut row_bias, mut col_bias) = (None, None);
         match &self.addend {
             Addend::Nothing => {}
@@ -103,7 +108,12 @@ impl MatMul {
         // A product's factors may lie before the first one's (a negative batch stride): count from the lowest.
         let low = |pick: fn(&(isize, isize)) -> isize| self.moves.iter().map(pick).min().unwrap_or(0).min(0);
         let (low_a, low_b) = (low(|m| m.0), low(|m| m.1));
-        let factor = |f: &Factor, data, low: isize| Matrix { data, offset: (f.offset as isize + low) as usize, row: f.row, col: f.col };
+        let factor = |f: &Factor, data, low: isize| Matrix {
+            data,
+            offset: (f.offset as isize + low) as usize,
+            row: f.row,
+            col: f.col,
+        };
         let problem = Gemm {
             m: self.m,
             n: self.n,

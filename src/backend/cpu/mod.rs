@@ -1,5 +1,6 @@
 //! The CPU: kernels written once over the vectors of each instruction set.
 
+mod convolve;
 mod device;
 pub mod copy;
 pub mod index;
@@ -17,6 +18,8 @@ mod lanes;
 mod math;
 pub mod memory;
 pub mod pool;
+mod pooling;
+pub mod reduce;
 pub mod simd;
 mod step;
 pub mod threads;
