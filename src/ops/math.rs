@@ -18,7 +18,7 @@ pub(super) const OPERATORS: &[Entry] = operators! { "";
     "Mul" [7, 13, 14] d => |_| Ok(Arithmetic(Binary::Mul)),
     "Div" [7, 13, 14] d => |_| Ok(Arithmetic(Binary::Div)),
     "Pow" [7, 12, 13, 15] d => |_| Ok(Pow),
-    "Sum" [8, 13] d => |_| Ok(Sum),
+    "Sum" [6, 8, 13] d => |_| Ok(Sum),
 };
 
 /// A function of one operand.
