@@ -15,7 +15,7 @@ import { scenario } from "./scenario.mjs";
 const PROJECT = fileURLToPath(new URL("..", import.meta.url));
 const TYPES = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html" };
 
-const PAGE = `<!doctype html><meta charset="utf-8"><title>ontrain</title>
+const PAGE = `<!doctype html><meta charset="utf-8"><title>ontrain</title><link rel="icon" href="data:,">
 <script type="importmap">{ "imports": { "ontrain": "/node_modules/ontrain/dist/index.js" } }</script>
 <script type="module">
   import * as ontrain from "ontrain";

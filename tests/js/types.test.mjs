@@ -11,7 +11,7 @@ const consumer = fileURLToPath(new URL("consumer.ts", import.meta.url));
 function compile(file, ...options) {
   const tsc = process.env.ONTRAIN_TSC;
   assert.ok(tsc, "ONTRAIN_TSC must name the script of TypeScript's compiler");
-  const strict = ["--strict", "--noEmit", "--exactOptionalPropertyTypes", "--types", "", "--target", "es2022"];
+  const strict = ["--strict", "--noEmit", "--exactOptionalPropertyTypes", "--target", "es2022"];
   const { status, stdout } = spawnSync(process.execPath, [tsc, ...strict, ...options, file], { encoding: "utf8" });
   return { status, stdout };
 }

@@ -33,7 +33,8 @@ impl Args {
         sh::fresh_dir(&work)?;
 
         let trained = part(&project, &mnist, &work, "train", "LeNet-5, one epoch of MNIST in Node")?;
-        let resumed = part(&project, &mnist, &work, "resume", "saved, reloaded and resumed in a new process; exported")?;
+        let resumed =
+            part(&project, &mnist, &work, "resume", "saved, reloaded and resumed in a new process; exported")?;
         let other = part(&project, &mnist, &work, "onnxruntime", "the exported model in onnxruntime-node")?;
 
         let size = sizes(&project.join("node_modules").join("ontrain").join("dist").join(WASM))?;
@@ -53,7 +54,9 @@ impl Args {
             println!("{line}");
         }
         if epoch.min(ours).min(theirs) < WANTED {
-            bail!("the test accuracy is below {WANTED} %: {epoch:.2} % after the epoch, {ours:.2} % at the end, {theirs:.2} % exported");
+            bail!(
+                "the test accuracy is below {WANTED} %: {epoch:.2} % after the epoch, {ours:.2} % at the end, {theirs:.2} % exported"
+            );
         }
         if (ours - theirs).abs() > TOLERANCE {
             bail!("ontrain and onnxruntime differ by more than {TOLERANCE} % on the exported model");

@@ -56,7 +56,8 @@ pub(crate) fn node(project: &Path) -> Command {
     node
 }
 
-/// Runs the tests `js/*.test.mjs` of `project` by Node's own runner.
+/// Runs the tests `js/*.test.mjs` of `project` by Node's own runner. `ONTRAIN_TSC` is TypeScript's compiler, for the
+/// test of the declarations.
 pub(crate) fn run_tests(project: &Path) -> Result<()> {
     let folder = copy_tests(project)?;
     let mut tests: Vec<PathBuf> = Vec::new();
@@ -69,7 +70,7 @@ pub(crate) fn run_tests(project: &Path) -> Result<()> {
         // Node would look for tests elsewhere, find none and be content.
         bail!("tests/js holds no *.test.mjs");
     }
-    sh::run(node(project).arg("--test").args(tests))
+    sh::run(node(project).env("ONTRAIN_TSC", setup::tsc()?).arg("--test").args(tests))
 }
 
 /// Runs tests/js/chromium.mjs in `project`: it serves the project on localhost, opens a page of it with
