@@ -158,7 +158,7 @@ pub fn shuffled(len: usize, seed: u64, epoch: u64) -> Vec<usize> {
             [seed as u32, (seed >> 32) as u32],
         );
         let number = words[0] as u128 | (words[1] as u128) << 32;
-        order.swap(i, (number * (i as u128 + 1) >> 64) as usize);
+        order.swap(i, ((number * (i as u128 + 1)) >> 64) as usize);
     }
     order
 }

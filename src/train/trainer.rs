@@ -107,7 +107,7 @@ impl Trainer {
                 .expected(options.batch_size)
                 .found(trainer.dataset.len()));
         }
-        if position.batch >= batches || position.batch % options.accumulate != 0 {
+        if position.batch >= batches || !position.batch.is_multiple_of(options.accumulate) {
             return Err(err!(State, "a training cannot go on from batch {} of an epoch", position.batch)
                 .expected(format!("a multiple of {} below {batches}", options.accumulate)));
         }
@@ -162,7 +162,7 @@ impl Trainer {
         }
         self.gather()?;
         let batches = self.batches();
-        if batch % self.options.accumulate == 0 {
+        if batch.is_multiple_of(self.options.accumulate) {
             module.lazy_reset_grad();
         }
         module.set_random_state(self.options.seed, epoch.saturating_mul(batches).saturating_add(batch));
@@ -170,7 +170,7 @@ impl Trainer {
         let loss = module.train_step(&inputs)?;
         let learning_rate = optimizer.learning_rate();
         let ends_epoch = batch + 1 == batches;
-        let stepped = ends_epoch || (batch + 1) % self.options.accumulate == 0;
+        let stepped = ends_epoch || (batch + 1).is_multiple_of(self.options.accumulate);
         if stepped {
             optimizer.step(module)?;
             module.lazy_reset_grad();
@@ -245,4 +245,41 @@ pub fn evaluate<B: Backend>(
         }
     }
     Ok(Some(Evaluation { loss: sum / samples as f64, answers, samples }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trainer(samples: usize, options: TrainerOptions, batch: u64) -> Result<Trainer> {
+        let dataset = Dataset::new(vec![("x".into(), Tensor::ints(&vec![0; samples]))])?;
+        Trainer::new(dataset, options, Position { epoch: 0, batch })
+    }
+
+    #[test]
+    fn counts_steps() {
+        let options = TrainerOptions { epochs: 3, batch_size: 4, accumulate: 2, ..TrainerOptions::default() };
+        let all = trainer(18, options, 0).unwrap();
+        assert_eq!(
+            (all.batches(), all.optimizer_steps()),
+            (5, 9),
+            "the last optimizer step of an epoch sums one batch"
+        );
+        let full = trainer(18, TrainerOptions { drop_last: true, ..options }, 0).unwrap();
+        assert_eq!((full.batches(), full.optimizer_steps()), (4, 6));
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_do() {
+        let options = TrainerOptions { batch_size: 4, accumulate: 2, ..TrainerOptions::default() };
+        let fails = |options, batch| format!("{:?}", trainer(18, options, batch).unwrap_err());
+        assert!(trainer(18, options, 4).is_ok());
+        assert!(fails(options, 3).contains("[State]"), "gradients of batch 2 are lost");
+        assert!(fails(options, 6).contains("expected a multiple of 2 below 5"));
+        assert!(fails(TrainerOptions { batch_size: 0, ..options }, 0).contains("[Input]"));
+        assert!(fails(TrainerOptions { accumulate: 0, ..options }, 0).contains("[Input]"));
+        assert!(
+            fails(TrainerOptions { batch_size: 19, drop_last: true, ..options }, 0).contains("expected 19; found 18")
+        );
+    }
 }
