@@ -350,8 +350,12 @@ impl Operator for ReduceAllL2 {
 
 #[cfg(test)]
 mod tests {
+    use crate::grad::differentiate;
+    use crate::graph::{Attribute, Graph, Node, TensorType, ValueType};
+    use crate::kernel::RunContext;
     use crate::ops::testing::Case;
-    use crate::tensor::{DType, Tensor};
+    use crate::ops::{infer_graph, interpret};
+    use crate::tensor::{DType, Dim, Tensor};
 
     const X: [f64; 6] = [1.0, 5.0, -2.0, 4.0, 0.5, 3.0];
 
@@ -419,6 +423,41 @@ mod tests {
         assert!(reduce("ReduceSum").indices("axes", &[1], &[2]).fails().contains("axis out of range"));
         assert!(reduce("ReduceSum").indices("axes", &[2], &[1, -1]).fails().contains("twice"));
         assert!(reduce("ReduceSum").ints("axes", &[1]).fails().contains("attribute axes"));
+    }
+
+    /// The gradient where the sizes, or the axes, are known at run time only.
+    #[test]
+    fn gradients_of_unknown_sizes() {
+        for (op, axes, want) in [
+            ("ReduceSum", None, [1.0; 6]),
+            ("ReduceMean", None, [1.0 / 6.0; 6]),
+            ("ReduceMean", Some([0, 1]), [1.0 / 6.0; 6]),
+            ("ReduceMax", None, [0.0, 0.5, 0.0, 0.5, 0.0, 0.0]),
+            ("ReduceMin", Some([0, -1]), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]),
+        ] {
+            let mut graph = Graph::new("symbolic", 18);
+            let x = TensorType::new(DType::F32, [Dim::symbol("batch"), Dim::Known(3)]);
+            let x = graph.add_input("x", x).unwrap();
+            let y = graph.add_value("y", Some(ValueType::Tensor(TensorType::known(DType::F32, &[])))).unwrap();
+            let mut inputs = vec![Some(Tensor::new(&[2, 3], &[1.0f32, 5.0, -2.0, 5.0, 0.5, 3.0]).unwrap())];
+            let mut node_inputs = vec![Some(x)];
+            if let Some(axes) = axes {
+                node_inputs.push(Some(graph.add_input("axes", TensorType::known(DType::I64, &[2])).unwrap()));
+                inputs.push(Some(Tensor::ints(&axes)));
+            }
+            graph.nodes.push(Node {
+                name: "reduce".into(),
+                domain: String::new(),
+                op_type: op.into(),
+                inputs: node_inputs,
+                outputs: vec![Some(y)],
+                attributes: [("keepdims".to_owned(), Attribute::Int(0))].into(),
+            });
+            let mut facts = infer_graph(&mut graph).unwrap();
+            graph.outputs = differentiate(&mut graph, &mut facts, y, &[x]).unwrap();
+            let dx = interpret(&graph, &inputs, &RunContext::default()).unwrap();
+            assert_eq!(dx[0], Tensor::new(&[2, 3], &want.map(|w| w as f32)).unwrap(), "{op} {axes:?}");
+        }
     }
 
     #[test]
