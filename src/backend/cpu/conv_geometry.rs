@@ -408,6 +408,17 @@ pub(crate) unsafe fn copy_row<S: Simd>(from: *const f32, step: usize, to: *mut f
                 // The rest, and some of what has been copied, again as a whole vector.
                 S::store(to.add(n - S::LANES), S::load(from.add(n - S::LANES)));
             }
+            1 if n >= 4 => {
+                // Four and four that overlap.
+                let last = n - 4;
+                let (head, tail) = (*from.cast::<[f32; 4]>(), *from.add(last).cast::<[f32; 4]>());
+                if S::LANES > 8 && n > 8 {
+                    *to.add(4).cast::<[f32; 4]>() = *from.add(4).cast::<[f32; 4]>();
+                    *to.add(last - 4).cast::<[f32; 4]>() = *from.add(last - 4).cast::<[f32; 4]>();
+                }
+                *to.cast::<[f32; 4]>() = head;
+                *to.add(last).cast::<[f32; 4]>() = tail;
+            }
             1 => {
                 for i in 0..n {
                     *to.add(i) = *from.add(i);

@@ -5,7 +5,7 @@
 
 use super::conv_geometry::{Axis, D, H, Plan, W};
 use super::gemm::cut;
-use super::gemm_kernel::{Block, KC, Lhs, PANEL, PanelBuffer, Rhs, RowTiles, pack_lhs, sweep};
+use super::gemm_kernel::{Block, KC, Lhs, PANEL, PanelBuffer, Rhs, RowTiles, pack_lhs_by, sweep};
 use super::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch_on};
 use super::threads::{Shared, parallel_for};
 use core::mem::MaybeUninit;
@@ -76,7 +76,7 @@ impl Room {
 }
 
 /// One of the plan's correlations.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Part {
     pub(crate) axes: [Axis; D],
     /// Source channels times taps.
@@ -206,7 +206,7 @@ unsafe fn pack_weight(plan: &Plan, part: Part, tiles: RowTiles, weight: &[f32], 
                     let to = room.packed.add(part.before * plan.out_channels * plan.shape.groups + g * per_group);
                     let from = weight.as_ptr().add(g * group);
                     let to = to.add(k0 * plan.out_channels);
-                    pack_lhs(tiles, tile..tile + 1, kc, from, (row as isize, k_offset), to);
+                    pack_lhs_by(tiles, tile..tile + 1, kc, from, (row as isize, k_offset), to);
                 }
             }
         }

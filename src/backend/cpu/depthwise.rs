@@ -12,6 +12,8 @@ use super::threads::{Shared, parallel_for};
 
 /// Tasks of one call, each with buffers of its own.
 const TASKS: usize = 32;
+/// Parts of a plan that are worked out once per call and not once per plane.
+const KNOWN: usize = 9;
 /// Vectors of results computed at once.
 const VECTORS: usize = 6;
 /// Elements of image that a weight gradient gathers before it multiplies.
@@ -108,8 +110,18 @@ pub(crate) fn correlate(
     }
     let buffers = start.wrapping_add(room.table.next_multiple_of(ALIGN));
     let width = (0..plan.parts[W]).map(|part| plan.part(part)[W].grid).max().unwrap_or(0);
+    let mut known = [Part::default(); KNOWN];
+    let mut count = 0;
+    for (i, part) in parts(plan).enumerate() {
+        count += 1;
+        if let Some(known) = known.get_mut(i) {
+            *known = part;
+        }
+    }
     let call = Call {
         plan,
+        known,
+        count,
         room,
         apart,
         read,
@@ -131,6 +143,10 @@ pub(crate) fn correlate(
 
 struct Call<'a> {
     plan: &'a Plan,
+    /// The first of the plan's parts.
+    known: [Part; KNOWN],
+    /// All of them.
+    count: usize,
     room: Room,
     apart: Option<usize>,
     read: &'a [isize],
@@ -184,7 +200,11 @@ impl SimdOp for Planes<'_> {
                     let bias = call.bias.map_or(0.0, |bias| bias[group * plan.out_channels + m]);
                     let to = call.out.get().add(channel * plan.out_len);
                     let mut apart_rows = 0;
-                    for part in parts(plan) {
+                    for i in 0..call.count {
+                        let part = match call.known.get(i) {
+                            Some(part) => *part,
+                            None => parts(plan).nth(i).unwrap_or_default(),
+                        };
                         let taps = Taps {
                             count: part.k,
                             weights: weights.add(part.before),
@@ -465,10 +485,12 @@ impl SimdOp for WeightTask<'_> {
                     if layout.spread {
                         (dy, dy_image) = (spread, m * dy_channel);
                     }
-                    for i in 0..images * layout.planes {
-                        let (image, plane) = (i / layout.planes, i % layout.planes);
-                        let b = image * x_image + plan.plane(&layout.axes, plane).0;
-                        *table.add(i) = [(image * dy_image + plane * layout.extent) as isize, b as isize];
+                    for plane in 0..layout.planes {
+                        let b = plan.plane(&layout.axes, plane).0;
+                        for i in 0..images {
+                            let a = i * dy_image + plane * layout.extent;
+                            *table.add(i * layout.planes + plane) = [a as isize, (i * x_image + b) as isize];
+                        }
                     }
                     let table = core::slice::from_raw_parts(table, images * layout.planes);
                     let put = |row: usize, col: usize, sum: f32| {

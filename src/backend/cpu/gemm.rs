@@ -2,7 +2,7 @@
 
 use super::gemm_dot::{Stretches, dot_block};
 use super::gemm_kernel::{Block, KC, Lhs, PANEL, PanelBuffer, Rhs, RowTiles, pack_lhs, pack_rhs, sweep};
-use super::simd::{Isa, Simd, SimdOp, dispatch_on, isa};
+use super::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch_on, isa};
 use super::threads::{Shared, parallel_for};
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -85,6 +85,8 @@ impl<T: Copy> Gemm<'_, T> {
 
 /// Rows of A that are packed at once.
 const ROWS_AT_ONCE: usize = 2048;
+/// Columns of B that are packed at once for all tasks.
+const COLUMNS_AT_ONCE: usize = 1024;
 /// Rows of C in one task.
 const TASK_ROWS: usize = 96;
 /// Multiply-adds below which a task is not worth handing to another thread.
@@ -96,10 +98,15 @@ const BATCH_TASKS: usize = 16;
 /// Most elements of k in one stretch of dot products: eight rows of it stay in the first-level cache.
 const STRETCH: usize = 1024;
 
+/// Elements of A packed at once.
+fn packed_rows(m: usize, k: usize) -> usize {
+    m.min(ROWS_AT_ONCE).saturating_mul(k.min(KC))
+}
+
 /// f32 elements of scratch that [`gemm`] needs.
 pub fn gemm_scratch(m: usize, n: usize, k: usize) -> usize {
-    let _ = n;
-    m.min(ROWS_AT_ONCE).saturating_mul(k.min(KC))
+    let panels = n.next_multiple_of(PANEL * MAX_LANES).min(COLUMNS_AT_ONCE);
+    packed_rows(m, k).saturating_add(if m > TASK_ROWS { panels.saturating_mul(k.min(KC)) } else { 0 })
 }
 
 /// f32 elements of scratch that [`gemm_batched`] needs.
@@ -282,31 +289,34 @@ impl Job {
             PANEL
         };
         let kc = (KC * PANEL / width).min(KC);
-        let panels = self.n.div_ceil(width * lanes);
-        let scratch = ScratchPtr(scratch);
+        let each_panel = width * lanes;
+        // Where several bands of rows meet the same columns, those are packed for all of them.
+        let shared = self.m > TASK_ROWS;
+        let columns = if shared { COLUMNS_AT_ONCE } else { self.n };
+        let scratch_b = Shared::from_ptr(scratch.wrapping_add(packed_rows(self.m, self.k)));
         for first_row in (0..self.m).step_by(ROWS_AT_ONCE) {
             let rows = (self.m - first_row).min(ROWS_AT_ONCE);
             let tiles = RowTiles::new(rows, accumulators / width);
             for k0 in (0..self.k.max(1)).step_by(kc) {
                 let kc = kc.min(self.k - k0);
-                let lhs = self.lhs(first_row, k0, kc, tiles, scratch.get(), parallel);
-                let bands = rows.div_ceil(TASK_ROWS);
-                let cuts = cut(panels, bands, rows * self.n * kc);
-                each(parallel, bands * cuts, |t| {
-                    let (band, cut) = (t % bands, t / bands);
-                    let block = Tiles {
+                let lhs = self.lhs(first_row, k0, kc, tiles, scratch, parallel);
+                for first_col in (0..self.n).step_by(columns) {
+                    let first_panel = first_col / each_panel;
+                    let panels = (self.n - first_col).min(columns).div_ceil(each_panel);
+                    let base = Tiles {
                         job: self,
                         width,
                         first_row,
                         k0,
                         kc,
-                        // Safety: the pointers of `lhs` are only read.
                         lhs: lhs.get(),
-                        tiles: band * tiles.count / bands..(band + 1) * tiles.count / bands,
-                        panels: cut * panels / cuts..(cut + 1) * panels / cuts,
+                        tiles: 0..tiles.count,
+                        panels: first_panel..first_panel + panels,
+                        packed: shared.then_some((scratch_b, first_panel)),
                     };
-                    dispatch_on(self.isa, block);
-                });
+                    // Safety: the caller's promise.
+                    unsafe { base.launch(parallel) };
+                }
             }
         }
     }
@@ -315,16 +325,15 @@ impl Job {
     fn lhs(&self, row: usize, k0: usize, kc: usize, tiles: RowTiles, scratch: *mut f32, parallel: bool) -> SharedLhs {
         let strides = self.a_strides;
         let a = self.a.wrapping_offset(row as isize * strides.0 + k0 as isize * strides.1);
-        if strides.1 == 1 {
+        if strides.1 == 1 && (tiles.rows <= TASK_ROWS || self.n < 256) {
             return SharedLhs(Lhs { ptr: a, strides: Some(strides), tiles });
         }
         let tasks = cut(tiles.count, 1, tiles.rows * kc * 16);
-        let (from, to) = (SharedLhs(Lhs { ptr: a, strides: None, tiles }), ScratchPtr(scratch));
+        let (from, to) = (SharedLhs(Lhs { ptr: a, strides: None, tiles }), Shared::from_ptr(scratch));
         each(parallel, tasks, |t| {
             let which = t * tiles.count / tasks..(t + 1) * tiles.count / tasks;
-            let k_offset = |k: usize| k as isize * strides.1;
             // Safety: each task packs tiles of its own into room that is there for all.
-            unsafe { pack_lhs(tiles, which, kc, from.get().ptr, (strides.0, k_offset), to.get()) };
+            unsafe { pack_lhs(tiles, which, kc, from.get().ptr, strides, to.get()) };
         });
         SharedLhs(Lhs { ptr: scratch, strides: None, tiles })
     }
@@ -337,17 +346,6 @@ struct SharedLhs(Lhs);
 unsafe impl Sync for SharedLhs {}
 impl SharedLhs {
     fn get(self) -> Lhs {
-        self.0
-    }
-}
-
-/// Scratch that tasks may share: each has a part of its own.
-#[derive(Clone, Copy)]
-struct ScratchPtr(*mut f32);
-// Safety: see above.
-unsafe impl Sync for ScratchPtr {}
-impl ScratchPtr {
-    fn get(self) -> *mut f32 {
         self.0
     }
 }
@@ -407,6 +405,7 @@ impl SimdOp for Dots<'_> {
 }
 
 /// Some tiles of C for one block of k.
+#[derive(Clone)]
 struct Tiles<'a> {
     job: &'a Job,
     width: usize,
@@ -416,6 +415,51 @@ struct Tiles<'a> {
     lhs: Lhs,
     tiles: Range<usize>,
     panels: Range<usize>,
+    /// Where panels are packed for all tasks, and the first of them.
+    packed: Option<(Shared<f32>, usize)>,
+}
+
+// Safety: A, B and the packed panels are only read, C is written by tasks that share no element.
+unsafe impl Sync for Tiles<'_> {}
+
+impl Tiles<'_> {
+    /// Packs the panels if they are shared, then computes the tiles, both in tasks.
+    ///
+    /// # Safety
+    /// The job's pointers are good for its shape, the scratch for what is packed.
+    unsafe fn launch(&self, parallel: bool) {
+        let isa = self.job.isa;
+        let (tiles, panels) = (self.tiles.len(), self.panels.len());
+        let part = |range: &Range<usize>, i: usize, of: usize| {
+            range.start + i * range.len() / of..range.start + (i + 1) * range.len() / of
+        };
+        if self.packed.is_some() {
+            let tasks = cut(panels, 1, self.job.n * self.kc * 16);
+            each(parallel, tasks, |t| {
+                dispatch_on(isa, PackTiles(Tiles { panels: part(&self.panels, t, tasks), ..self.clone() }));
+            });
+        }
+        let rows = self.lhs.tiles.rows;
+        let bands = rows.div_ceil(TASK_ROWS).min(tiles);
+        let cuts = cut(panels, bands, rows * self.job.n * self.kc);
+        each(parallel, bands * cuts, |t| {
+            let (tiles, panels) = (part(&self.tiles, t % bands, bands), part(&self.panels, t / bands, cuts));
+            dispatch_on(isa, Tiles { tiles, panels, ..self.clone() });
+        });
+    }
+
+    /// Packs a panel.
+    ///
+    /// # Safety
+    /// `S` runs on this machine, `to` has room.
+    #[inline(always)]
+    unsafe fn pack<S: Simd, const W: usize>(&self, panel: usize, to: *mut f32) {
+        let (job, first) = (self.job, panel * W * S::LANES);
+        let (row, col) = job.b_strides;
+        let b = job.b.wrapping_offset(self.k0 as isize * row + first as isize * col);
+        // Safety: the job's pointers are good for its shape.
+        unsafe { pack_rhs::<S, W>(self.kc, (W * S::LANES).min(job.n - first), b, (row, col), to) };
+    }
 }
 
 impl SimdOp for Tiles<'_> {
@@ -440,22 +484,46 @@ impl SimdOp for Tiles<'_> {
     }
 }
 
+/// Packs the panels instead of multiplying them.
+struct PackTiles<'a>(Tiles<'a>);
+
+impl SimdOp for PackTiles<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Some((to, first)) = self.0.packed else { return };
+        for panel in self.0.panels.clone() {
+            let to = to.moved((panel - first) * self.0.kc * self.0.width * S::LANES).get();
+            // Safety: the scratch holds all panels; many rows are never multiplied one or two vectors wide.
+            unsafe {
+                match self.0.width {
+                    1 => self.0.pack::<S, 1>(panel, to),
+                    _ => self.0.pack::<S, PANEL>(panel, to),
+                }
+            }
+        }
+    }
+}
+
 impl Block for Tiles<'_> {
     const TABLE: bool = false;
 
     #[inline(always)]
     unsafe fn rows<S: Simd, const W: usize>(&mut self, panel: usize, buffer: *mut f32) -> Rhs {
-        let (job, lanes) = (self.job, W * S::LANES);
-        let (row, col) = job.b_strides;
+        let lanes = W * S::LANES;
+        if let Some((packed, first)) = self.packed {
+            return Rhs::Even(packed.moved((panel - first) * self.kc * lanes).get(), lanes as isize);
+        }
+        let (row, col) = self.job.b_strides;
         let first = panel * lanes;
-        let width = lanes.min(job.n - first);
-        let b = job.b.wrapping_offset(self.k0 as isize * row + first as isize * col);
         // Packing pays once a few tiles share the panel; rows far apart would evict each other.
-        if col == 1 && width == lanes && self.tiles.len() < 4 {
+        if col == 1 && first + lanes <= self.job.n && self.tiles.len() < 4 {
+            let b = self.job.b.wrapping_offset(self.k0 as isize * row + first as isize);
             return Rhs::Even(b, row);
         }
         // Safety: the job's pointers are good for its shape, the buffer by the caller's promise.
-        unsafe { pack_rhs::<S, W>(self.kc, width, b, (row, col), buffer) };
+        unsafe { self.pack::<S, W>(panel, buffer) };
         Rhs::Even(buffer, lanes as isize)
     }
 

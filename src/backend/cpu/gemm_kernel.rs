@@ -5,7 +5,7 @@
 //! place or packed into a buffer on the stack. Which of these holds never changes an element's sum: it is
 //! always taken over k in rising order, block of [`KC`] after block.
 
-use super::simd::{MAX_LANES, Simd};
+use super::simd::{MAX_LANES, Simd, transpose4};
 use core::mem::MaybeUninit;
 use core::ops::Range;
 
@@ -209,11 +209,48 @@ pub(crate) unsafe fn sweep<S: Simd, const W: usize, B: Block>(
     }
 }
 
-/// Packs the tiles `tiles` of A for one block of k: where tile `i` lies follows from its first row.
+/// Packs the tiles `which` of A for one block of k: where tile `i` goes follows from its first row.
 ///
 /// # Safety
 /// `a` (element (0, first k)) and `to` are good for all rows of the tiles and `kc` steps.
 pub(crate) unsafe fn pack_lhs(
+    tiles: RowTiles,
+    which: Range<usize>,
+    kc: usize,
+    a: *const f32,
+    (row, col): (isize, isize),
+    to: *mut f32,
+) {
+    if col != 1 {
+        // Safety: the caller's promise.
+        return unsafe { pack_lhs_by(tiles, which, kc, a, (row, |k| k as isize * col), to) };
+    }
+    for i in which {
+        let first = tiles.start(i);
+        let rows = tiles.start(i + 1) - first;
+        let (whole, whole_k) = (rows / 4 * 4, kc / 4 * 4);
+        // Safety: the caller's promise.
+        unsafe {
+            let (a, to) = (a.offset(first as isize * row), to.add(first * kc));
+            for r in (0..whole).step_by(4) {
+                for k in (0..whole_k).step_by(4) {
+                    transpose4(a.offset(r as isize * row).add(k), row, to.add(k * rows + r), rows);
+                }
+            }
+            for r in 0..rows {
+                for k in if r < whole { whole_k } else { 0 }..kc {
+                    *to.add(k * rows + r) = *a.offset(r as isize * row).add(k);
+                }
+            }
+        }
+    }
+}
+
+/// As [`pack_lhs`], with the place of each k given by a function.
+///
+/// # Safety
+/// As for [`pack_lhs`].
+pub(crate) unsafe fn pack_lhs_by(
     tiles: RowTiles,
     which: Range<usize>,
     kc: usize,

@@ -286,6 +286,23 @@ unsafe fn store_partial4(p: *mut f32, v: [f32; 4], n: usize) {
     unsafe { core::ptr::copy_nonoverlapping(v.as_ptr(), p, n.min(4)) }
 }
 
+/// Stores the transpose of a 4x4 block with vectors that every machine of the target has.
+///
+/// # Safety
+/// As [`Simd::transpose4`].
+#[inline(always)]
+pub(crate) unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
+    // Safety: the caller's promise; these instructions are part of the target.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        x86::transpose4(src, src_row, dst, dst_row);
+        #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+        Simd128::transpose4(src, src_row, dst, dst_row);
+        #[cfg(not(any(target_arch = "x86_64", all(target_arch = "wasm32", target_feature = "simd128"))))]
+        Portable::transpose4(src, src_row, dst, dst_row);
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
@@ -315,7 +332,7 @@ mod x86 {
     /// # Safety
     /// As `Simd::transpose4`.
     #[inline(always)]
-    unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
+    pub(super) unsafe fn transpose4(src: *const f32, src_row: isize, dst: *mut f32, dst_row: usize) {
         // Safety: the caller's promise; SSE is part of the target.
         unsafe {
             let mut r0 = _mm_loadu_ps(src);
