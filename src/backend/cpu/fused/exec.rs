@@ -162,7 +162,7 @@ pub(crate) fn engine() -> Engine {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => avx2,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-        Isa::Simd128 => run::<super::super::lanes::Simd128>,
+        _ => run::<super::super::lanes::Simd128>,
         #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
         _ => run::<super::super::lanes::Plain<4>>,
     }
