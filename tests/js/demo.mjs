@@ -12,7 +12,8 @@ import { join } from "node:path";
 import { read } from "./fixtures.mjs";
 
 const BATCH = 32;
-const RATE = 1e-3;
+const RATE = 3e-3;
+const WARMUP = 50;
 const FURTHER = 100;
 const PIXELS = 28 * 28;
 
@@ -72,7 +73,7 @@ async function accuracy(set, scores) {
 }
 
 /** Trains `steps` steps; tells how it goes; gives the milliseconds of each step and the last loss. */
-async function train({ module, optimizer }, set, order, steps, first = 0) {
+async function train({ module, optimizer, scheduler }, set, order, steps, first = 0) {
   const times = [];
   const start = performance.now();
   let mean;
@@ -83,6 +84,7 @@ async function train({ module, optimizer }, set, order, steps, first = 0) {
     const { loss } = await module.trainStep(feeds);
     await optimizer.step();
     await module.lazyResetGrad();
+    await scheduler.step();
     times.push(performance.now() - began);
     mean = mean === undefined ? loss : 0.98 * mean + 0.02 * loss;
     last = loss;
@@ -105,14 +107,15 @@ function progress(step, steps, loss, seconds) {
 
 const median = (values) => [...values].sort((a, b) => a - b)[values.length >> 1];
 
-async function session(artifacts, checkpoint) {
-  const { CheckpointState, Module, Optimizer } = await import("ontrain");
+/** A training of `steps` steps in all, from the start or from where `checkpoint` was saved. */
+async function session(artifacts, checkpoint, steps) {
+  const { CheckpointState, LinearLRScheduler, Module, Optimizer } = await import("ontrain");
   const state = await CheckpointState.load(checkpoint);
   const { trainingModel: trainModel, evalModel, optimizerModel } = artifacts;
   const module = await Module.create({ trainModel, evalModel, state, seed: 1 });
   const optimizer = await Optimizer.create(module, { optimizerModel });
-  optimizer.setLearningRate(RATE);
-  return { state, module, optimizer };
+  const scheduler = await LinearLRScheduler.create(optimizer, WARMUP, steps, RATE);
+  return { state, module, optimizer, scheduler };
 }
 
 const scoresOf = (module) => async (feeds) => (await module.evalStep(feeds)).outputs.output.data;
@@ -128,9 +131,9 @@ const PARTS = {
     for (const name of ["trainingModel", "evalModel", "optimizerModel"]) await writeFile(join(work, name), artifacts[name]);
 
     const [trainSet, testSet] = [await digits(mnist, "train"), await digits(mnist, "t10k")];
-    const trained = await session(artifacts, artifacts.checkpoint);
     const order = shuffled(trainSet.count);
     const steps = Math.floor(trainSet.count / BATCH);
+    const trained = await session(artifacts, artifacts.checkpoint, steps + FURTHER);
     const before = await accuracy(testSet, scoresOf(trained.module));
     const { times } = await train(trained, trainSet, order, steps);
     const after = await accuracy(testSet, scoresOf(trained.module));
@@ -146,7 +149,7 @@ const PARTS = {
     for (const name of ["trainingModel", "evalModel", "optimizerModel"]) artifacts[name] = await file(name);
     const [trainSet, testSet] = [await digits(mnist, "train"), await digits(mnist, "t10k")];
     const { steps, further_loss, accuracy: saved } = JSON.parse(await file("train.json"));
-    const trained = await session(artifacts, await file("checkpoint"));
+    const trained = await session(artifacts, await file("checkpoint"), steps + FURTHER);
     const reloaded = await accuracy(testSet, scoresOf(trained.module));
     if (reloaded !== saved) throw new Error(`the reloaded model is right in ${reloaded} %, the saved one was in ${saved} %`);
     const { last } = await train(trained, trainSet, shuffled(trainSet.count), FURTHER, steps);
