@@ -12,6 +12,7 @@ mod conv_weight;
 mod depthwise;
 pub mod gemm;
 mod gemm_dot;
+mod gemm_f64;
 mod gemm_kernel;
 mod matmul;
 mod lanes;

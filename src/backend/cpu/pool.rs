@@ -4,7 +4,7 @@
 //! built up tap by tap, so that the inner loop runs along the row without a test.
 
 use super::conv::MAX_SPATIAL;
-use super::simd::{Simd, SimdOp, dispatch};
+use super::simd::{Isa, MAX_LANES, Simd, SimdOp, dispatch_on, isa};
 use super::threads::{Shared, parallel_for};
 
 /// The sizes of a pool. Of the arrays, the first `spatial` entries count.
@@ -113,6 +113,16 @@ impl PoolShape {
         (first, last, (first * stride + shift).saturating_sub(self.pad[d]))
     }
 
+    /// The outputs of the last axis whose windows lie inside the input altogether, first and end.
+    fn whole(&self) -> (usize, usize) {
+        let taps = self.kernel[self.spatial - 1];
+        if taps == 0 {
+            return (0, 0);
+        }
+        let (first, end) = (self.along(0).0, self.along(taps - 1).1);
+        (first, end.max(first))
+    }
+
     /// Taps of axis `d` that output `o` divides by in an average: those in the input, or in input and padding.
     fn counted(&self, d: usize, o: usize, padding: bool) -> usize {
         let (from, end) = if padding {
@@ -144,13 +154,20 @@ impl PoolShape {
 /// # Panics
 /// If a slice does not have the shape's size: a fault of the plan.
 pub fn max_pool(shape: &PoolShape, x: &[f32], y: &mut [f32], indices: Option<&mut [i64]>) {
+    max_pool_on(isa(), shape, x, y, indices);
+}
+
+fn max_pool_on(isa: Isa, shape: &PoolShape, x: &[f32], y: &mut [f32], indices: Option<&mut [i64]>) {
     shape.check(x.len(), y.len());
     assert!(indices.as_ref().is_none_or(|i| i.len() == y.len()), "one index per element of the output");
     if y.is_empty() {
         return;
     }
     let (inputs, outputs) = (shape.product(&shape.input), shape.product(&shape.output));
+    // Places within a plane are kept in 32 bits.
+    assert!(inputs <= u32::MAX as usize, "planes of {inputs} elements");
     let (y, indices) = (Shared::new(y), indices.map(Shared::new));
+    let isa = isa.for_rows_of(shape.output[shape.spatial - 1]);
     shape.each_plane(|first, last| {
         for plane in first..last {
             // Safety: each plane of the results belongs to one task.
@@ -161,9 +178,9 @@ pub fn max_pool(shape: &PoolShape, x: &[f32], y: &mut [f32], indices: Option<&mu
             let x = &x[plane * inputs..(plane + 1) * inputs];
             match indices {
                 Some(indices) => {
-                    dispatch(MaxPlane::<'_, true> { shape, x, y, indices, start: (plane * inputs) as i64 })
+                    dispatch_on(isa, MaxPlane::<'_, true> { shape, x, y, indices, start: (plane * inputs) as i64 })
                 }
-                None => dispatch(MaxPlane::<'_, false> { shape, x, y, indices: &mut [], start: 0 }),
+                None => dispatch_on(isa, MaxPlane::<'_, false> { shape, x, y, indices: &mut [], start: 0 }),
             }
         }
     });
@@ -185,58 +202,197 @@ impl<const INDICES: bool> SimdOp for MaxPlane<'_, INDICES> {
     unsafe fn run<S: Simd>(self) {
         let s = self.shape;
         let d = s.spatial - 1;
-        let (width, stride) = (s.output[d], s.stride[d]);
+        let (width, stride, pad) = (s.output[d], s.stride[d], s.pad[d]);
+        let (first, last) = s.whole();
         for row in 0..s.rows() {
-            let y = &mut self.y[row * width..(row + 1) * width];
-            y.fill(f32::NEG_INFINITY);
-            let mut none = [];
-            let indices = if INDICES { &mut self.indices[row * width..(row + 1) * width] } else { &mut none[..] };
-            indices.fill(-1);
-            for tap_row in 0..s.tap_rows() {
-                let Some(input_row) = s.meet(row, tap_row) else { continue };
-                for tap in 0..s.kernel[d] {
-                    let (first, last, at) = s.along(tap);
-                    let at = input_row * s.input[d] + at;
-                    if first == last {
-                        continue;
-                    }
-                    let x = &self.x[at..];
+            let meeting = Meeting::new(s, row);
+            let mut o = 0;
+            while o < width {
+                let at = row * width + o;
+                if o < first || o >= last || last - first < S::LANES || meeting.count == 0 {
+                    let (best, index) = meeting.largest(self.x, o);
+                    self.y[at] = best;
                     if INDICES {
-                        let from = self.start + at as i64;
-                        row_max_index(&mut y[first..last], &mut indices[first..last], x, stride, from);
-                    } else {
-                        row_max(&mut y[first..last], x, stride);
+                        self.indices[at] = if index < 0 { -1 } else { self.start + index };
+                    }
+                    o += 1;
+                    continue;
+                }
+                // The last vector overlaps the one before, so that it is whole.
+                let o_at = o.min(last - S::LANES);
+                // Safety: the windows from `o_at` on lie inside the row.
+                unsafe {
+                    let (best, taps) = meeting.largest_of_vector::<S>(self.x, o_at);
+                    S::store(self.y[row * width + o_at..][..S::LANES].as_mut_ptr(), best);
+                    if INDICES {
+                        let mut offsets = [0.0f32; MAX_LANES];
+                        S::store(offsets.as_mut_ptr(), taps);
+                        let from = self.start + (o_at * stride) as i64 - pad as i64;
+                        let indices = &mut self.indices[row * width + o_at..][..S::LANES];
+                        for (i, index) in indices.iter_mut().enumerate() {
+                            *index = from + i64::from(offsets[i].to_bits()) + (i * stride) as i64;
+                        }
                     }
                 }
+                o = o_at + S::LANES;
             }
         }
     }
 }
 
-/// The larger of the two; NaN if either is.
-#[inline(always)]
-fn larger(best: f32, x: f32) -> f32 {
-    // `!(x <= best)` holds for a NaN in x, and a NaN in best stays.
-    if x > best || x.is_nan() { x } else { best }
+/// The rows of a plane of input that a row of output meets.
+struct Meeting<'a> {
+    shape: &'a PoolShape,
+    /// The first of them, by number of elements before each.
+    rows: [usize; Meeting::KNOWN],
+    count: usize,
+    row: usize,
 }
 
-#[inline(always)]
-fn row_max(y: &mut [f32], x: &[f32], stride: usize) {
-    match stride {
-        1 => y.iter_mut().zip(x).for_each(|(y, &x)| *y = larger(*y, x)),
-        2 => y.iter_mut().zip(x.chunks(2)).for_each(|(y, x)| *y = larger(*y, x[0])),
-        _ => y.iter_mut().zip(x.iter().step_by(stride)).for_each(|(y, &x)| *y = larger(*y, x)),
+impl<'a> Meeting<'a> {
+    /// Rows that are worked out once for the whole row of output.
+    const KNOWN: usize = 16;
+
+    #[inline(always)]
+    fn new(shape: &'a PoolShape, row: usize) -> Meeting<'a> {
+        let mut meeting = Meeting { shape, rows: [0; Meeting::KNOWN], count: 0, row };
+        for tap_row in 0..shape.tap_rows() {
+            if let Some(input_row) = shape.meet(row, tap_row) {
+                if let Some(known) = meeting.rows.get_mut(meeting.count) {
+                    *known = input_row * shape.input[shape.spatial - 1];
+                }
+                meeting.count += 1;
+            }
+        }
+        meeting
+    }
+
+    /// Elements before the `i`th row.
+    #[inline(always)]
+    fn start(&self, i: usize) -> usize {
+        let shape = self.shape;
+        let again = || (0..shape.tap_rows()).filter_map(|tap_row| shape.meet(self.row, tap_row)).nth(i);
+        match self.rows.get(i) {
+            Some(start) => *start,
+            None => again().map_or(0, |row| row * shape.input[shape.spatial - 1]),
+        }
+    }
+
+    /// The taps of the last axis that output `o` has in the input, and where tap 0 lies or would lie.
+    #[inline(always)]
+    fn taps(&self, o: usize) -> (usize, usize, isize) {
+        let d = self.shape.spatial - 1;
+        let (dilation, size) = (self.shape.dilation[d], self.shape.input[d]);
+        let start = (o * self.shape.stride[d]) as isize - self.shape.pad[d] as isize;
+        let first = (-start).max(0).unsigned_abs().div_ceil(dilation);
+        let end = (size as isize - start).max(0).unsigned_abs().div_ceil(dilation).min(self.shape.kernel[d]);
+        (first, end, start)
+    }
+
+    /// The largest element of one window and its place in the plane, -1 if it has none.
+    fn largest(&self, x: &[f32], o: usize) -> (f32, i64) {
+        let (first, end, start) = self.taps(o);
+        let (mut best, mut index) = (f32::NEG_INFINITY, -1);
+        for i in 0..self.count {
+            for tap in first..end {
+                let at = (self.start(i) + tap * self.shape.dilation[self.shape.spatial - 1]) as isize + start;
+                let x = x[at as usize];
+                // The first element of a window is taken even if it is -inf.
+                if x > best || x.is_nan() || index < 0 {
+                    (best, index) = (x, at as i64);
+                }
+            }
+        }
+        (best, index)
+    }
+
+    /// The sum of one window.
+    fn sum(&self, x: &[f32], o: usize) -> f32 {
+        let (first, end, start) = self.taps(o);
+        let mut sum = 0.0;
+        for i in 0..self.count {
+            for tap in first..end {
+                let at = (self.start(i) + tap * self.shape.dilation[self.shape.spatial - 1]) as isize + start;
+                sum += x[at as usize];
+            }
+        }
+        sum
+    }
+
+    /// The largest elements of the windows from output `o` on, and for each the bits of what its tap and row add
+    /// to the place of tap 0 in the first row.
+    ///
+    /// # Safety
+    /// `S` runs on this machine; all taps of the windows lie in the row.
+    #[inline(always)]
+    unsafe fn largest_of_vector<S: Simd>(&self, x: &[f32], o: usize) -> (S::V, S::V) {
+        let d = self.shape.spatial - 1;
+        // Safety: the caller's promise.
+        unsafe {
+            let (mut best, mut at) = (S::splat(f32::NEG_INFINITY), S::splat(0.0));
+            for i in 0..self.count {
+                for tap in 0..self.shape.kernel[d] {
+                    let offset = self.start(i) + tap * self.shape.dilation[d];
+                    let place = offset + o * self.shape.stride[d] - self.shape.pad[d];
+                    let v = load_strided::<S>(x, place, self.shape.stride[d]);
+                    let v_at = S::splat(f32::from_bits(offset as u32));
+                    if i == 0 && tap == 0 {
+                        // The first element of a window is taken even if it is -inf.
+                        (best, at) = (v, v_at);
+                    }
+                    (best, at) = S::keep_larger(best, at, v, v_at);
+                }
+            }
+            (best, at)
+        }
+    }
+
+    /// The sums of the windows from output `o` on.
+    ///
+    /// # Safety
+    /// As for [`Meeting::largest_of_vector`].
+    #[inline(always)]
+    unsafe fn sum_of_vector<S: Simd>(&self, x: &[f32], o: usize) -> S::V {
+        let d = self.shape.spatial - 1;
+        // Safety: the caller's promise.
+        unsafe {
+            let mut sum = S::splat(0.0);
+            for i in 0..self.count {
+                for tap in 0..self.shape.kernel[d] {
+                    let offset = self.start(i) + tap * self.shape.dilation[d];
+                    let at = offset + o * self.shape.stride[d] - self.shape.pad[d];
+                    sum = S::add(sum, load_strided::<S>(x, at, self.shape.stride[d]));
+                }
+            }
+            sum
+        }
     }
 }
 
+/// `LANES` elements that lie `stride` apart.
+///
+/// # Safety
+/// `S` runs on this machine; the elements lie in the slice.
 #[inline(always)]
-fn row_max_index(y: &mut [f32], indices: &mut [i64], x: &[f32], stride: usize, from: i64) {
-    let x = x.iter().step_by(stride);
-    for (i, ((y, index), &x)) in y.iter_mut().zip(indices).zip(x).enumerate() {
-        // The first element of a window is taken even if it is -inf.
-        let take = x > *y || x.is_nan() || *index < 0;
-        *y = if take { x } else { *y };
-        *index = if take { from + (i * stride) as i64 } else { *index };
+unsafe fn load_strided<S: Simd>(x: &[f32], at: usize, stride: usize) -> S::V {
+    // Safety: the caller's promise; two vectors are loaded only where they lie in the slice.
+    unsafe {
+        let p = x.as_ptr().add(at);
+        match stride {
+            1 => S::load(p),
+            2 if at + 2 * S::LANES <= x.len() => S::deinterleave(S::load(p), S::load(p.add(S::LANES))).0,
+            2 if at > 0 => {
+                let p = p.sub(1);
+                S::deinterleave(S::load(p), S::load(p.add(S::LANES))).1
+            }
+            _ => {
+                let mut lanes = [0.0f32; MAX_LANES];
+                for i in 0..S::LANES {
+                    lanes[i] = *p.add(i * stride);
+                }
+                S::load(lanes.as_ptr())
+            }
+        }
     }
 }
 
@@ -287,18 +443,23 @@ pub fn max_pool_gradient(shape: &PoolShape, dy: &[f32], indices: &[i64], dx: &mu
 /// # Panics
 /// If a slice does not have the shape's size: a fault of the plan.
 pub fn average_pool(shape: &PoolShape, count_include_pad: bool, x: &[f32], y: &mut [f32]) {
+    average_pool_on(isa(), shape, count_include_pad, x, y);
+}
+
+fn average_pool_on(isa: Isa, shape: &PoolShape, count_include_pad: bool, x: &[f32], y: &mut [f32]) {
     shape.check(x.len(), y.len());
     if y.is_empty() {
         return;
     }
     let (inputs, outputs) = (shape.product(&shape.input), shape.product(&shape.output));
     let y = Shared::new(y);
+    let isa = isa.for_rows_of(shape.output[shape.spatial - 1]);
     shape.each_plane(|first, last| {
         for plane in first..last {
             // Safety: each plane of `y` belongs to one task.
             let y = unsafe { y.slice(plane * outputs, outputs) };
             let x = &x[plane * inputs..(plane + 1) * inputs];
-            dispatch(AveragePlane { shape, count_include_pad, x, y });
+            dispatch_on(isa, AveragePlane { shape, count_include_pad, x, y });
         }
     });
 }
@@ -317,33 +478,31 @@ impl SimdOp for AveragePlane<'_> {
     unsafe fn run<S: Simd>(self) {
         let s = self.shape;
         let d = s.spatial - 1;
-        let (width, stride) = (s.output[d], s.stride[d]);
+        let width = s.output[d];
+        let (first, last) = s.whole();
         for row in 0..s.rows() {
+            let meeting = Meeting::new(s, row);
             let y = &mut self.y[row * width..(row + 1) * width];
-            y.fill(0.0);
-            for tap_row in 0..s.tap_rows() {
-                let Some(input_row) = s.meet(row, tap_row) else { continue };
-                for tap in 0..s.kernel[d] {
-                    let (first, last, at) = s.along(tap);
-                    if first < last {
-                        row_add(&mut y[first..last], &self.x[input_row * s.input[d] + at..], stride);
-                    }
-                }
-            }
             let in_row = s.counted_in_row(row, self.count_include_pad);
-            for (o, y) in y.iter_mut().enumerate() {
-                *y /= (in_row * s.counted(d, o, self.count_include_pad)).max(1) as f32;
+            let share = 1.0 / (in_row * s.kernel[d]).max(1) as f32;
+            let mut o = 0;
+            while o < width {
+                if o < first || o >= last || last - first < S::LANES {
+                    let count = in_row * s.counted(d, o, self.count_include_pad);
+                    y[o] = meeting.sum(self.x, o) / count.max(1) as f32;
+                    o += 1;
+                    continue;
+                }
+                // The last vector overlaps the one before, so that it is whole.
+                let o_at = o.min(last - S::LANES);
+                // Safety: the windows from `o_at` on lie inside the row.
+                unsafe {
+                    let sum = meeting.sum_of_vector::<S>(self.x, o_at);
+                    S::store(y[o_at..][..S::LANES].as_mut_ptr(), S::mul(sum, S::splat(share)));
+                }
+                o = o_at + S::LANES;
             }
         }
-    }
-}
-
-#[inline(always)]
-fn row_add(y: &mut [f32], x: &[f32], stride: usize) {
-    match stride {
-        1 => y.iter_mut().zip(x).for_each(|(y, &x)| *y += x),
-        2 => y.iter_mut().zip(x.chunks(2)).for_each(|(y, x)| *y += x[0]),
-        _ => y.iter_mut().zip(x.iter().step_by(stride)).for_each(|(y, &x)| *y += x),
     }
 }
 
@@ -381,7 +540,7 @@ pub fn average_pool_gradient(
             // Safety: each plane of `dx` belongs to one task.
             let dx = unsafe { dx.slice(plane * inputs, inputs) };
             let dy = &dy[plane * outputs..(plane + 1) * outputs];
-            dispatch(AverageGradientPlane { shape, shares, dy, dx });
+            dispatch_on(isa(), AverageGradientPlane { shape, shares, dy, dx });
         }
     });
 }

@@ -46,18 +46,20 @@ fn check(s: &PoolShape) {
         x[i] = [0.5, f32::NEG_INFINITY, f32::INFINITY, f32::NAN][i / 7 % if i % 3 == 0 { 4 } else { 2 }];
     }
     let (mut y, mut indices) = (vec![0.0; windows.len()], vec![7; windows.len()]);
-    max_pool(s, &x, &mut y, Some(&mut indices));
-    let mut plain = vec![0.0; windows.len()];
-    max_pool(s, &x, &mut plain, None);
-    for (o, (window, _)) in windows.iter().enumerate() {
-        let (mut best, mut index) = (f32::NEG_INFINITY, -1);
-        for &i in window {
-            if index < 0 || x[i] > best || x[i].is_nan() {
-                (best, index) = (x[i], i as i64);
+    for isa in Isa::available() {
+        max_pool_on(isa, s, &x, &mut y, Some(&mut indices));
+        let mut plain = vec![0.0; windows.len()];
+        max_pool_on(isa, s, &x, &mut plain, None);
+        for (o, (window, _)) in windows.iter().enumerate() {
+            let (mut best, mut index) = (f32::NEG_INFINITY, -1);
+            for &i in window {
+                if index < 0 || x[i] > best || x[i].is_nan() {
+                    (best, index) = (x[i], i as i64);
+                }
             }
+            assert_eq!((y[o].to_bits(), indices[o]), (best.to_bits(), index), "{isa:?} max of window {o} of {s:?}");
+            assert_eq!(plain[o].to_bits(), best.to_bits(), "{isa:?} max without indices of window {o} of {s:?}");
         }
-        assert_eq!((y[o].to_bits(), indices[o]), (best.to_bits(), index), "max of window {o} of {s:?}");
-        assert_eq!(plain[o].to_bits(), best.to_bits(), "max without indices of window {o} of {s:?}");
     }
     let dy = noise(windows.len(), 2);
     let mut dx = vec![f32::NAN; x.len()];
@@ -75,9 +77,11 @@ fn check(s: &PoolShape) {
 fn check_average(s: &PoolShape, windows: &[(Vec<usize>, usize)], dy: &[f32]) {
     let x = noise(s.input_len(), 3);
     let mut scratch = vec![f32::NAN; average_pool_gradient_scratch(s)];
-    for count_include_pad in [false, true] {
+    for (count_include_pad, isa) in
+        [false, true].into_iter().flat_map(|c| Isa::available().into_iter().map(move |i| (c, i)))
+    {
         let (mut y, mut dx) = (vec![f32::NAN; dy.len()], vec![f32::NAN; x.len()]);
-        average_pool(s, count_include_pad, &x, &mut y);
+        average_pool_on(isa, s, count_include_pad, &x, &mut y);
         average_pool_gradient(s, count_include_pad, dy, &mut dx, &mut scratch);
         let mut want = vec![0.0; x.len()];
         for (o, (window, counted)) in windows.iter().enumerate() {
@@ -106,8 +110,7 @@ fn shape(
     let mut output = [99; MAX_SPATIAL];
     for d in 0..input.len() {
         let room = (input[d] + pad[d] + pad_end[d] + 1).saturating_sub((kernel[d] - 1) * dilation[d] + 1);
-        output[d] = if ceil { room.div_ceil(stride[d]) } else { (room + stride[d] - 1) / stride[d] };
-        output[d] += usize::from(ceil);
+        output[d] = room.div_ceil(stride[d]) + usize::from(ceil);
     }
     PoolShape {
         planes,
