@@ -1,12 +1,13 @@
 //! Strided to strided copies of elements of any dtype, by their size alone.
 
 use super::memory::Memory;
+use super::simd::transpose4;
 use super::threads::parallel_for;
 use crate::kernel::{BufferId, View};
 
 /// Elements that make a task worth a thread.
 const WORK: usize = 1 << 15;
-/// Side of the square in which a transpose moves elements.
+/// Rows of a destination that a transpose fills side by side.
 const SQUARE: usize = 16;
 
 /// An axis: its size, the strides of source and destination.
@@ -158,33 +159,27 @@ impl CopyOp {
     }
 }
 
-/// `d[r * d_row + c] = s[c * s_row + r]` for `rows` (at most [`SQUARE`]) by `n`, by way of squares.
+/// `d[r * d_row + c] = s[c * s_row + r]` for `rows` by `n`, in squares of four where elements have
+/// the size of f32.
 ///
 /// Safety: the elements are there, and source and destination are disjoint.
 unsafe fn transpose<T: Copy>(s: *const T, s_row: isize, d: *mut T, d_row: isize, rows: usize, n: usize) {
-    let mut c = 0;
-    while c < n {
-        let width = SQUARE.min(n - c);
-        // Safety: the caller's promise; the square is filled before it is read.
-        unsafe {
-            if rows == SQUARE && width == SQUARE {
-                let mut square = [[*s; SQUARE]; SQUARE];
-                for (k, line) in square.iter_mut().enumerate() {
-                    *line = s.offset((c + k) as isize * s_row).cast::<[T; SQUARE]>().read_unaligned();
-                }
-                for r in 0..SQUARE {
-                    let line: [T; SQUARE] = std::array::from_fn(|k| square[k][r]);
-                    d.offset(r as isize * d_row).add(c).cast::<[T; SQUARE]>().write_unaligned(line);
-                }
-            } else {
-                for r in 0..rows {
-                    for k in c..c + width {
-                        *d.offset(r as isize * d_row).add(k) = *s.offset(k as isize * s_row).add(r);
-                    }
-                }
+    let squares = if size_of::<T>() == 4 && d_row > 0 { (rows / 4 * 4, n / 4 * 4) } else { (0, 0) };
+    for c in (0..squares.1).step_by(4) {
+        for r in (0..squares.0).step_by(4) {
+            // Safety: the caller's promise; a transpose moves bits, whatever they mean.
+            unsafe {
+                let (s, d) = (s.offset(c as isize * s_row).add(r), d.offset(r as isize * d_row).add(c));
+                transpose4(s.cast(), s_row, d.cast(), d_row as usize);
             }
         }
-        c += width;
+    }
+    for r in 0..rows {
+        let done = if r < squares.0 { squares.1 } else { 0 };
+        for c in done..n {
+            // Safety: the caller's promise.
+            unsafe { *d.offset(r as isize * d_row).add(c) = *s.offset(c as isize * s_row).add(r) };
+        }
     }
 }
 

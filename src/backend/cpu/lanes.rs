@@ -185,6 +185,60 @@ impl<const L: usize> F32s for Plain<L> {
     }
 }
 
+/// Two vectors side by side: their instructions interleave, so that long chains of dependent ones
+/// keep the machine busy.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair<V>(V, V);
+
+macro_rules! both {
+    ($($name:ident)*) => {$(
+        #[inline(always)]
+        fn $name(self, o: Self) -> Self {
+            Self(self.0.$name(o.0), self.1.$name(o.1))
+        }
+    )*};
+}
+
+impl<V: F32s> F32s for Pair<V> {
+    const N: usize = 2 * V::N;
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // Safety: the caller's promise.
+        unsafe { Self(V::load(p), V::load(p.add(V::N))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // Safety: the caller's promise.
+        unsafe {
+            self.0.store(p);
+            self.1.store(p.add(V::N));
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        // Safety: the caller's promise.
+        let x = unsafe { V::splat(x) };
+        Self(x, x)
+    }
+    both!(add sub mul div min_first max_first lt le eq and or xor iadd isub);
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self(self.0.sqrt(), self.1.sqrt())
+    }
+    #[inline(always)]
+    fn select(self, a: Self, b: Self) -> Self {
+        Self(self.0.select(a.0, b.0), self.1.select(a.1, b.1))
+    }
+    #[inline(always)]
+    fn shl<const K: i32>(self) -> Self {
+        Self(self.0.shl::<K>(), self.1.shl::<K>())
+    }
+    #[inline(always)]
+    fn sar<const K: i32>(self) -> Self {
+        Self(self.0.sar::<K>(), self.1.sar::<K>())
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 

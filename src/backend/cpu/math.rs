@@ -4,14 +4,28 @@
 
 use super::lanes::F32s;
 
-/// Horner's scheme; `c[0]` is the constant term.
+/// Estrin's scheme, whose chains of dependent operations are short; `c[0]` is the constant term.
 #[inline(always)]
 fn poly<V: F32s, const N: usize>(x: V, c: &[f32; N]) -> V {
-    let mut y = x.num(c[N - 1]);
-    for i in (0..N - 1).rev() {
-        y = y.mul(x).add(x.num(c[i]));
+    let mut terms = [x; N];
+    for i in 0..N / 2 {
+        terms[i] = x.num(c[2 * i + 1]).mul(x).add(x.num(c[2 * i]));
     }
-    y
+    if N % 2 == 1 {
+        terms[N / 2] = x.num(c[N - 1]);
+    }
+    let (mut n, mut power) = (N.div_ceil(2), x);
+    while n > 1 {
+        power = power.mul(power);
+        for i in 0..n / 2 {
+            terms[i] = terms[2 * i + 1].mul(power).add(terms[2 * i]);
+        }
+        if n % 2 == 1 {
+            terms[n / 2] = terms[n - 1];
+        }
+        n = n.div_ceil(2);
+    }
+    terms[0]
 }
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -222,6 +236,7 @@ mod tests {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             assert!(want == all::<super::super::lanes::Avx2>(&xs));
+            assert!(want == all::<super::super::lanes::Pair<super::super::lanes::Avx2>>(&xs));
         }
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
         assert!(want == all::<super::super::lanes::Simd128>(&xs));

@@ -8,8 +8,10 @@ use crate::kernel::ReduceOp;
 pub(crate) const MAX_SLOTS: usize = 160;
 /// Operands of a kernel in memory.
 pub(crate) const MAX_ACCESSES: usize = 64;
+/// Tiles that are kept from one tile to the next.
+pub(crate) const MAX_KEPT: usize = 16;
 /// Row reductions per pass.
-pub(crate) const MAX_REDUCTIONS: usize = 32;
+pub(crate) const MAX_REDUCTIONS: usize = 16;
 /// Bytes of registers.
 pub(crate) const SCRATCH: usize = 128 << 10;
 /// Every instruction works in blocks of so many elements; numbers are held that many times.
@@ -36,7 +38,7 @@ pub(crate) struct Ins {
     pub(crate) class: Class,
     pub(crate) len: Len,
     pub(crate) dst: u16,
-    pub(crate) args: [Arg; 4],
+    pub(crate) args: [Arg; 5],
 }
 
 /// A read or write as a tile sees it.
@@ -51,8 +53,8 @@ pub(crate) struct Access {
     pub(crate) dense: bool,
     /// Slot that points at this operand's part of the tile.
     pub(crate) slot: Option<u16>,
-    /// A tile that is gathered again only if another place is read.
-    pub(crate) keep: bool,
+    /// The number of a tile that is gathered again only if another place is read.
+    pub(crate) kept: Option<u8>,
 }
 
 /// What a slot points to while a task runs.
@@ -86,6 +88,8 @@ pub(crate) struct Reduction {
 /// The compiled program.
 #[derive(Debug, Default)]
 pub(crate) struct Code {
+    /// Bytes of registers.
+    pub(crate) scratch: usize,
     pub(crate) slots: Vec<Slot>,
     /// Constants, [`BLOCK`] times each.
     pub(crate) constants: Vec<[u64; BLOCK]>,
@@ -107,6 +111,14 @@ pub(crate) fn generate(graph: &mut Graph, tiling: &Tiling, accesses: &mut [Acces
     copy_direct(graph, accesses, reads, single);
     let depth = graph.nodes.iter().map(|n| n.depth).max().unwrap_or(0);
     let count = graph.nodes.len();
+    let mut kept = 0;
+    for node in &mut graph.nodes {
+        if let Op::Coordinate { kept: number, .. } = &mut node.op {
+            *number = kept as u8;
+            kept += 1;
+        }
+    }
+    (kept <= MAX_KEPT).then_some(())?;
     let mut maker = Maker {
         graph,
         tiling,
@@ -114,6 +126,8 @@ pub(crate) fn generate(graph: &mut Graph, tiling: &Tiling, accesses: &mut [Acces
         reads,
         single,
         code: Code::default(),
+        live: vec![false; count],
+        kept,
         pinned: vec![None; count],
         local: vec![None; count],
         free: [Vec::new(), Vec::new(), Vec::new()],
@@ -121,13 +135,16 @@ pub(crate) fn generate(graph: &mut Graph, tiling: &Tiling, accesses: &mut [Acces
         top_max: 0,
         uses: vec![0; count],
     };
+    let roots: Vec<u32> = maker.graph.outputs.iter().copied().chain(maker.graph.sink).collect();
+    maker.order(&roots, |_| true).into_iter().for_each(|i| maker.live[i as usize] = true);
     maker.pin();
     let passes = if tiling.long { depth as usize + 1 } else { 1 };
     for pass in 0..passes {
         maker.pass(pass, pass + 1 == passes)?;
     }
     maker.row_stores()?;
-    let Maker { code, top_max, .. } = maker;
+    let Maker { mut code, top_max, .. } = maker;
+    code.scratch = top_max;
     (top_max <= SCRATCH && code.slots.len() <= MAX_SLOTS).then_some(code)
 }
 
@@ -142,7 +159,7 @@ fn expand(graph: &mut Graph) {
         if !whole {
             continue;
         }
-        for k in 0..4 {
+        for k in 0..5 {
             let a = node.args[k];
             if a == NONE || graph.nodes[a as usize].level != 1 {
                 continue;
@@ -183,6 +200,10 @@ struct Maker<'a> {
     /// One row at a time: row values are numbers.
     single: bool,
     code: Code,
+    /// Is a node's value needed at all?
+    live: Vec<bool>,
+    /// Tiles kept so far.
+    kept: usize,
     /// Slots of values that live as long as the task.
     pinned: Vec<Option<u16>>,
     /// Slots of values within one pass.
@@ -221,6 +242,9 @@ impl Maker<'_> {
     fn pin(&mut self) {
         for i in 0..self.graph.nodes.len() {
             let node = self.graph.nodes[i];
+            if !self.live[i] {
+                continue;
+            }
             let kept = match node.op {
                 Op::Const(bits) => {
                     self.code.constants.push(replicate(bits, node.class));
@@ -238,8 +262,11 @@ impl Maker<'_> {
                         continue;
                     }
                     // The same place is read again by the next tile.
-                    self.accesses[k].keep = elements && access.step == 0;
-                    self.accesses[k].keep
+                    if elements && access.step == 0 && self.kept < MAX_KEPT {
+                        self.accesses[k].kept = Some(self.kept as u8);
+                        self.kept += 1;
+                    }
+                    self.accesses[k].kept.is_some()
                 }
                 Op::Coordinate { .. } | Op::Accumulate(_) | Op::AccumulateDot => true,
                 _ => false,
@@ -250,6 +277,7 @@ impl Maker<'_> {
         }
         for i in 0..self.graph.nodes.len() {
             if self.graph.nodes[i].level == 0
+                && self.live[i]
                 && let Some(ins) = self.instruction(i as u32)
             {
                 self.code.prologue.push(ins);
@@ -430,6 +458,10 @@ impl Maker<'_> {
             Op::Load(r) => self.accesses[r].level > 0,
             _ => false,
         };
+        // Spreading rows out over the very place they are read from would overtake itself.
+        if node.op == Op::Expand && matches!(self.graph.nodes[node.args[0] as usize].op, Op::Load(_)) {
+            return None;
+        }
         let reads_later =
             |&l: &u32| disturbs(&l) || self.graph.nodes[l as usize].args.iter().filter(|a| **a != NONE).any(disturbs);
         // Stores read at the end.
@@ -456,7 +488,7 @@ impl Maker<'_> {
         let id = self.graph.outputs[k];
         let class = self.graph.nodes[id as usize].class;
         let arg = self.arg(id);
-        Ins { op: Op::Store(self.reads + k), class, len, dst: 0, args: [arg; 4] }
+        Ins { op: Op::Store(self.reads + k), class, len, dst: 0, args: [arg; 5] }
     }
 
     /// Long rows: what is written per row.

@@ -4,7 +4,7 @@ use super::TILE;
 use super::code::{self, Access, Code, MAX_ACCESSES};
 use super::fold::{combine, identity};
 use super::frame::walk_runs;
-use super::machine::{Machine, Scratch, access, level, pad};
+use super::machine::{Machine, access, level, pad};
 use super::nodes::{Class, Graph, Op, Shapes};
 use super::space::{MAX_AXES, Tiling, Walk, merge};
 use crate::backend::cpu::memory::Memory;
@@ -163,14 +163,12 @@ impl Run<'_> {
     unsafe fn task(&self, task: usize) {
         let Columns { machine, op, pieces, steps, parts, columns, .. } = self.op;
         let (piece, part, group) = (task % pieces, task / pieces % parts, task / (pieces * parts));
-        let mut scratch = Scratch::new();
-        let frame = &mut machine.frame(self.memory, self.cx, &mut scratch);
         let pass = &machine.code.passes[0];
         let rows = self.op.group(group);
-        machine.go(frame, machine.tiles_of(rows.start).start + piece);
         // Safety: the caller's promise; the register holds a tile, the partial results are this
         // task's alone.
-        unsafe {
+        machine.on_stack(self.memory, self.cx, |frame| unsafe {
+            machine.go(frame, machine.tiles_of(rows.start).start + piece);
             frame.run(&machine.code.prologue);
             for row in rows {
                 let first = machine.tiles_of(row).start + piece;
@@ -193,7 +191,7 @@ impl Run<'_> {
                     }
                 }
             }
-        }
+        });
     }
 }
 

@@ -1,14 +1,14 @@
 //! The instruction loops. Each works in blocks of [`BLOCK`] elements, the last one through padded
 //! copies, and reads all of a block before it writes it, so that results may replace operands.
 
-use super::super::lanes::F32s;
+use super::super::lanes::{F32s, Pair};
 use super::super::math;
 use super::super::simd::{Isa, isa};
 use super::code::{Arg, BLOCK, Ins, Len};
 use super::fold;
 use super::frame::Frame;
 use super::nodes::{Class, Op, wrap};
-use crate::kernel::{Binary, ReduceOp, Unary};
+use crate::kernel::{Binary, ReduceOp, RunContext, Unary, philox};
 use crate::tensor::DType;
 use half::{bf16, f16};
 use std::array::from_fn;
@@ -139,6 +139,63 @@ fn clamp<V: F32s>(x: V, low: V, high: V) -> V {
     x.max_first(low).min_first(high)
 }
 
+/// The numbers of `philox::uniform` from position `start` on, eight blocks of four at a time.
+///
+/// Safety: `n` places behind `d`.
+#[inline(always)]
+unsafe fn random(d: *mut f32, n: usize, cx: &RunContext, stream: u32, start: u64) {
+    let mut at = 0;
+    // A start inside a block: as many as the block still has.
+    while at < n && !(start + at as u64).is_multiple_of(4) {
+        // Safety: the caller's promise.
+        unsafe { *d.add(at) = philox::uniform(cx, stream, start + at as u64) };
+        at += 1;
+    }
+    while at < n {
+        let block = (start + at as u64) / 4;
+        let mut out = [0f32; BLOCK];
+        if (block & 0xFFFF_FFFF) + 8 <= 1 << 32 {
+            let high = ((block >> 32) as u32 & 0xFFFF) | (((cx.step >> 32) as u32) << 16);
+            out = philox_blocks(block as u32, [high, stream, cx.step as u32], [cx.seed as u32, (cx.seed >> 32) as u32]);
+        } else {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = philox::uniform(cx, stream, 4 * block + i as u64);
+            }
+        }
+        let count = BLOCK.min(n - at);
+        // Safety: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(out.as_ptr(), d.add(at), count) };
+        at += count;
+    }
+}
+
+/// Eight consecutive blocks of Philox 4x32-10, as numbers in [0, 1); see [`philox`].
+#[inline(always)]
+fn philox_blocks(first: u32, [c1, c2, c3]: [u32; 3], mut key: [u32; 2]) -> [f32; BLOCK] {
+    const L: usize = BLOCK / 4;
+    let mut c: [[u32; L]; 4] = [from_fn(|l| first + l as u32), [c1; L], [c2; L], [c3; L]];
+    for _ in 0..10 {
+        let mut next = [[0u32; L]; 4];
+        for l in 0..L {
+            let a = 0xD251_1F53u64 * c[0][l] as u64;
+            let b = 0xCD9E_8D57u64 * c[2][l] as u64;
+            next[0][l] = (b >> 32) as u32 ^ c[1][l] ^ key[0];
+            next[1][l] = b as u32;
+            next[2][l] = (a >> 32) as u32 ^ c[3][l] ^ key[1];
+            next[3][l] = a as u32;
+        }
+        c = next;
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    let mut out = [0f32; BLOCK];
+    for l in 0..L {
+        for k in 0..4 {
+            out[4 * l + k] = (c[k][l] >> 8) as i32 as f32 * (1.0 / (1u32 << 24) as f32);
+        }
+    }
+    out
+}
+
 /// -1, 0 or 1; zeros and NaN stay.
 #[inline(always)]
 fn sign<V: F32s>(x: V) -> V {
@@ -162,8 +219,7 @@ pub(crate) fn engine() -> Engine {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => avx2,
         #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-        _ => run::<super::super::lanes::Simd128>,
-        #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+        Isa::Simd128 => run::<super::super::lanes::Simd128>,
         _ => run::<super::super::lanes::Plain<4>>,
     }
 }
@@ -183,8 +239,9 @@ unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
         unsafe {
             match ins.op {
                 Op::Const(_) => {}
-                Op::Load(_) | Op::Store(_) | Op::Coordinate { .. } | Op::Random(_) | Op::Expand | Op::Copy => {
-                    frame.moves(ins, n)
+                Op::Load(_) | Op::Store(_) | Op::Coordinate { .. } | Op::Expand | Op::Copy => frame.moves(ins, n),
+                Op::Random(stream) => {
+                    random(frame.slot(ins.dst).cast(), n, &frame.context, stream, frame.place.linear as u64);
                 }
                 Op::Reduce(_) | Op::ReduceDot => reduce_row::<V>(ins, frame),
                 _ if ins.class == Class::F => floats::<V>(ins, n, frame),
@@ -199,7 +256,7 @@ unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
 unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
     let d = frame.slot(ins.dst).cast::<f32>();
     let of = |a: Arg| (frame.slot(a.slot).cast::<f32>().cast_const(), a.step as usize);
-    let [a, b, c, e] = ins.args.map(of);
+    let [a, b, c, e, g] = ins.args.map(of);
     // Safety: the caller's promise, for every loop below.
     unsafe {
         match ins.op {
@@ -207,13 +264,13 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
                 Unary::Neg => map::<V, 1>(n, d, [a], |[x]| x.neg()),
                 Unary::Abs => map::<V, 1>(n, d, [a], |[x]| x.abs()),
                 Unary::Sign => map::<V, 1>(n, d, [a], |[x]| sign(x)),
-                Unary::Exp => map::<V, 1>(n, d, [a], |[x]| math::exp(x)),
-                Unary::Log => map::<V, 1>(n, d, [a], |[x]| math::log(x)),
+                Unary::Exp => map::<Pair<V>, 1>(n, d, [a], |[x]| math::exp(x)),
+                Unary::Log => map::<Pair<V>, 1>(n, d, [a], |[x]| math::log(x)),
                 Unary::Sqrt => map::<V, 1>(n, d, [a], |[x]| x.sqrt()),
                 Unary::Reciprocal => map::<V, 1>(n, d, [a], |[x]| x.num(1.0).div(x)),
-                Unary::Erf => map::<V, 1>(n, d, [a], |[x]| math::erf(x)),
-                Unary::Tanh => map::<V, 1>(n, d, [a], |[x]| math::tanh(x)),
-                Unary::Sigmoid => map::<V, 1>(n, d, [a], |[x]| math::sigmoid(x)),
+                Unary::Erf => map::<Pair<V>, 1>(n, d, [a], |[x]| math::erf(x)),
+                Unary::Tanh => map::<Pair<V>, 1>(n, d, [a], |[x]| math::tanh(x)),
+                Unary::Sigmoid => map::<Pair<V>, 1>(n, d, [a], |[x]| math::sigmoid(x)),
                 Unary::Not => unreachable!("not of a float is never built"),
             },
             Op::F2(op) => match op {
@@ -234,8 +291,8 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::SubMul => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.sub(y).mul(z)),
             Op::MulMulAdd => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.mul(y).add(z.mul(w))),
             Op::DivSqrtAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.div(y.sqrt().add(z))),
-            Op::ExpSub => map::<V, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y))),
-            Op::ErfMul => map::<V, 2>(n, d, [a, b], |[x, y]| math::erf(x.mul(y))),
+            Op::ExpSub => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y))),
+            Op::ErfMul => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::erf(x.mul(y))),
             Op::Accumulate(op) => match op {
                 ReduceOp::Sum => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.add(x)),
                 ReduceOp::Max => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.max(x)),
@@ -245,6 +302,7 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::MinNumber => map::<V, 2>(n, d, [a, b], |[x, y]| x.min_first(y)),
             Op::MaxNumber => map::<V, 2>(n, d, [a, b], |[x, y]| x.max_first(y)),
             Op::Clamp => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| clamp(x, y, z)),
+            Op::MulAddClamp => map::<V, 5>(n, d, [a, b, c, e, g], |[x, y, z, w, v]| clamp(x.mul(y).add(z), w, v)),
             Op::AddClamp => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| clamp(x.add(y), z, w)),
             Op::SelectLess => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.lt(y).select(z, w)),
             Op::SelectLessOrEqual => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.le(y).select(z, w)),
@@ -266,7 +324,7 @@ unsafe fn others<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
     fn of<T>(frame: &Frame, a: Arg) -> Source<T> {
         (frame.slot(a.slot).cast::<T>().cast_const(), a.step as usize)
     }
-    let [a, b, c, _] = ins.args;
+    let [a, b, c, ..] = ins.args;
     let i = |a: Arg| of::<i64>(frame, a);
     let u = |a: Arg| of::<u8>(frame, a);
     let f = |a: Arg| of::<f32>(frame, a);

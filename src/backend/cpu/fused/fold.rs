@@ -17,82 +17,115 @@ pub(crate) fn identity(op: ReduceOp) -> f32 {
 
 /// NaN wins.
 fn greater(a: f32, b: f32) -> f32 {
-    if a > b || a.is_nan() { a } else { b }
+    if b > a || b.is_nan() { b } else { a }
 }
 
 fn lesser(a: f32, b: f32) -> f32 {
-    if a < b || a.is_nan() { a } else { b }
+    if b < a || b.is_nan() { b } else { a }
 }
 
+/// Lanes of runs shorter than a block.
+const SHORT: usize = 8;
+
 /// Folds lanes to one: halves onto halves.
-fn fold(mut lanes: [f32; BLOCK], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut half = BLOCK / 2;
+#[inline(always)]
+fn fold<V: F32s, const B: usize>(mut lanes: [f32; B], f: impl Fn(V, V) -> V, one: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = B / 2;
+    while half >= V::N {
+        for j in (0..half).step_by(V::N) {
+            // Safety: the lanes are twice `half`; the caller has shown that `V`'s instructions are there.
+            unsafe {
+                let at = lanes.as_mut_ptr().add(j);
+                f(V::load(at), V::load(at.add(half))).store(at);
+            }
+        }
+        half /= 2;
+    }
     while half > 0 {
         for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
+            lanes[i] = one(lanes[i], lanes[i + half]);
         }
         half /= 2;
     }
     lanes[0]
 }
 
-/// Lanes of `f` over the blocks of `load(block start) -> value`; the last block comes padded.
+/// `B` lanes of `f` over the blocks of `value(args)`; the last block comes padded with `identity`.
 ///
 /// Safety: `V`'s instructions are there, `n` elements behind the moving operands, a block behind others.
 #[inline(always)]
-unsafe fn lanes<V: F32s, const A: usize>(
+unsafe fn lanes<V: F32s, const A: usize, const B: usize>(
     args: [Source<f32>; A],
     n: usize,
     identity: f32,
     value: impl Fn([V; A]) -> V,
     f: impl Fn(V, V) -> V,
-) -> [f32; BLOCK] {
-    // At most 32 vectors of one element; those beyond 32 / N stay unused.
+) -> [f32; B] {
+    // At most `B` vectors of one element; those beyond B / N stay unused.
     // Safety: the caller's promise, here and below.
-    let mut acc = [unsafe { V::splat(identity) }; BLOCK];
-    let count = BLOCK / V::N;
+    let mut acc = [unsafe { V::splat(identity) }; B];
+    let count = B / V::N;
     let (mut left, mut from) = (n, args);
-    while left >= BLOCK {
+    let mut pad = [[0f32; B]; A];
+    while left > 0 {
+        let whole = left >= B;
+        if !whole {
+            for i in 0..A {
+                let count = if args[i].1 == 0 { B } else { left };
+                // Safety: so many are there.
+                (0..count).for_each(|k| pad[i][k] = unsafe { *from[i].0.add(k) });
+                from[i].0 = pad[i].as_ptr();
+            }
+        }
         for j in 0..count {
-            let x = value(std::array::from_fn(|i| unsafe { V::load(from[i].0.add(j * V::N)) }));
+            // Safety: a whole block is there, or its copy.
+            let mut x = value(std::array::from_fn(|i| unsafe { V::load(from[i].0.add(j * V::N)) }));
+            if !whole {
+                // Padding takes no part.
+                let mut lanes = [identity; B];
+                // Safety: there is room for a vector.
+                unsafe {
+                    x.store(lanes.as_mut_ptr().add(j * V::N));
+                    lanes[left..].fill(identity);
+                    x = V::load(lanes.as_ptr().add(j * V::N));
+                }
+            }
             acc[j] = f(acc[j], x);
         }
-        left -= BLOCK;
+        if !whole {
+            break;
+        }
+        left -= B;
         for i in 0..A {
-            from[i].0 = from[i].0.wrapping_add(args[i].1);
+            from[i].0 = from[i].0.wrapping_add(if args[i].1 == 0 { 0 } else { B });
         }
     }
-    let mut out = [identity; BLOCK];
+    let mut out = [identity; B];
     for j in 0..count {
         // Safety: `out` holds a block.
         unsafe { acc[j].store(out.as_mut_ptr().add(j * V::N)) };
     }
-    if left > 0 {
-        let mut pad = [[0f32; BLOCK]; A];
-        let mut tail = [identity; BLOCK];
-        for i in 0..A {
-            let count = if args[i].1 == 0 { BLOCK } else { left };
-            // Safety: so many are there.
-            unsafe { std::ptr::copy_nonoverlapping(from[i].0, pad[i].as_mut_ptr(), count) };
-        }
-        let mut values = [0f32; BLOCK];
-        for j in 0..count {
-            // Safety: these arrays hold a block.
-            unsafe {
-                value(std::array::from_fn(|i| V::load(pad[i].as_ptr().add(j * V::N))))
-                    .store(values.as_mut_ptr().add(j * V::N))
-            };
-        }
-        tail[..left].copy_from_slice(&values[..left]);
-        for j in 0..count {
-            // Safety: as above.
-            unsafe {
-                let at = out.as_mut_ptr().add(j * V::N);
-                f(V::load(at), V::load(tail.as_ptr().add(j * V::N))).store(at);
-            }
+    out
+}
+
+/// Safety: as for [`lanes`].
+#[inline(always)]
+unsafe fn total<V: F32s, const A: usize>(
+    args: [Source<f32>; A],
+    n: usize,
+    identity: f32,
+    value: impl Fn([V; A]) -> V,
+    f: impl Fn(V, V) -> V,
+    one: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    // Safety: the caller's promise.
+    unsafe {
+        if n < BLOCK {
+            fold::<V, SHORT>(lanes::<V, A, SHORT>(args, n, identity, value, &f), &f, one)
+        } else {
+            fold::<V, BLOCK>(lanes::<V, A, BLOCK>(args, n, identity, value, &f), &f, one)
         }
     }
-    out
 }
 
 /// `op` over `n` floats.
@@ -101,13 +134,13 @@ unsafe fn lanes<V: F32s, const A: usize>(
 /// They are there, and `V`'s instructions.
 #[inline(always)]
 pub(crate) unsafe fn floats<V: F32s>(op: ReduceOp, x: *const f32, n: usize) -> f32 {
-    let source = [(x, BLOCK)];
+    let (source, start) = ([(x, BLOCK)], identity(op));
     // Safety: the caller's promise.
     unsafe {
         match op {
-            ReduceOp::Sum => fold(lanes::<V, 1>(source, n, 0.0, |[x]| x, |a, b| a.add(b)), |a, b| a + b),
-            ReduceOp::Max => fold(lanes::<V, 1>(source, n, identity(op), |[x]| x, |a, b| a.max(b)), greater),
-            ReduceOp::Min => fold(lanes::<V, 1>(source, n, identity(op), |[x]| x, |a, b| a.min(b)), lesser),
+            ReduceOp::Sum => total::<V, 1>(source, n, start, |[x]| x, |a, b| a.add(b), |a, b| a + b),
+            ReduceOp::Max => total::<V, 1>(source, n, start, |[x]| x, |a, b| a.max(b), greater),
+            ReduceOp::Min => total::<V, 1>(source, n, start, |[x]| x, |a, b| a.min(b), lesser),
         }
     }
 }
@@ -119,7 +152,7 @@ pub(crate) unsafe fn floats<V: F32s>(op: ReduceOp, x: *const f32, n: usize) -> f
 #[inline(always)]
 pub(crate) unsafe fn dot<V: F32s>(a: Source<f32>, b: Source<f32>, n: usize) -> f32 {
     // Safety: the caller's promise.
-    unsafe { fold(lanes::<V, 2>([a, b], n, 0.0, |[x, y]| x.mul(y), |a, b| a.add(b)), |a, b| a + b) }
+    unsafe { total::<V, 2>([a, b], n, 0.0, |[x, y]| x.mul(y), |a, b| a.add(b), |a, b| a + b) }
 }
 
 /// `op` over `n` integers; sums wrap.

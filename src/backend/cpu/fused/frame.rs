@@ -1,12 +1,12 @@
 //! The state of a running task, and the instructions that move data: gathering and converting
 //! operands, storing results, coordinates and random numbers.
 
-use super::code::{Access, BLOCK, Ins, Len, MAX_ACCESSES, MAX_REDUCTIONS, MAX_SLOTS};
+use super::code::{Access, BLOCK, Ins, Len, MAX_ACCESSES, MAX_KEPT, MAX_REDUCTIONS, MAX_SLOTS};
 use super::exec::Engine;
 use super::fold::{combine, combine_ints};
 use super::nodes::{Class, Op};
 use super::space::{MAX_AXES, Place};
-use crate::kernel::{ReduceOp, RunContext, philox};
+use crate::kernel::{ReduceOp, RunContext};
 use crate::tensor::DType;
 use half::{bf16, f16};
 
@@ -15,8 +15,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) accesses: &'a [Access],
     pub(crate) context: RunContext,
     pub(crate) slots: [*mut u8; MAX_SLOTS],
-    /// Per slot of a kept tile: from where and how much it was filled.
-    pub(crate) keys: [(usize, usize); MAX_SLOTS],
+    /// Per kept tile: from where and how much it was filled.
+    pub(crate) keys: [(usize, usize); MAX_KEPT],
     /// Per access: the element at coordinate 0, and that at the start of the tile.
     pub(crate) base: [*mut u8; MAX_ACCESSES],
     pub(crate) current: [*mut u8; MAX_ACCESSES],
@@ -102,8 +102,7 @@ impl Frame<'_> {
             match (ins.op, ins.class) {
                 (Op::Load(k), _) => self.load(ins, n, k),
                 (Op::Store(k), _) => self.store(ins, k, from, step != 0),
-                (Op::Coordinate { stride, size }, _) => self.coordinate(ins, n, stride, size),
-                (Op::Random(stream), _) => random(d.cast(), n, &self.context, stream, self.place.linear as u64),
+                (Op::Coordinate { stride, size, kept }, _) => self.coordinate(ins, n, (stride, size), kept),
                 (Op::Expand, Class::F) => expand(d.cast::<f32>(), from.cast(), self.rows, self.row_len),
                 (Op::Expand, Class::I) => expand(d.cast::<i64>(), from.cast(), self.rows, self.row_len),
                 (Op::Expand, Class::B) => expand(d, from, self.rows, self.row_len),
@@ -120,12 +119,12 @@ impl Frame<'_> {
     unsafe fn load(&mut self, ins: &Ins, n: usize, k: usize) {
         let access = &self.accesses[k];
         let from = self.current[k];
-        if access.keep {
-            let key = (from as usize, n);
-            if self.keys[ins.dst as usize].0 == key.0 && self.keys[ins.dst as usize].1 >= n {
+        if let Some(kept) = access.kept {
+            let key = &mut self.keys[kept as usize];
+            if key.0 == from as usize && key.1 >= n {
                 return;
             }
-            self.keys[ins.dst as usize] = key;
+            *key = (from as usize, n);
         }
         let extent = self.place.extent;
         macro_rules! load {
@@ -187,7 +186,7 @@ impl Frame<'_> {
     }
 
     /// Safety: as for [`Frame::moves`].
-    unsafe fn coordinate(&mut self, ins: &Ins, n: usize, stride: usize, size: usize) {
+    unsafe fn coordinate(&mut self, ins: &Ins, n: usize, (stride, size): (usize, usize), kept: u8) {
         let d = self.slot(ins.dst).cast::<i64>();
         let start = if ins.len == Len::Tile { self.place.linear } else { self.place.linear / self.row_len };
         let start = start % (stride * size);
@@ -195,7 +194,7 @@ impl Frame<'_> {
             // Safety: a register holds a block.
             return unsafe { fill(d, BLOCK, (start / stride) as i64) };
         }
-        let key = &mut self.keys[ins.dst as usize];
+        let key = &mut self.keys[kept as usize];
         // Keys start at (0, 0): positions count from 1 here.
         if key.0 == start + 1 && key.1 >= n {
             return;
@@ -223,9 +222,22 @@ unsafe fn fill<T: Copy>(d: *mut T, n: usize, value: T) {
 
 /// Safety: `rows` values behind `s`, `rows * n` places behind `d`.
 unsafe fn expand<T: Copy>(d: *mut T, s: *const T, rows: usize, n: usize) {
+    const WIDE: usize = 8;
+    let total = rows * n;
     for row in 0..rows {
-        // Safety: the caller's promise.
-        unsafe { fill(d.add(row * n), n, *s.add(row)) };
+        // Safety: the caller's promise. What a wide store writes of the next row is written again.
+        unsafe {
+            let value = *s.add(row);
+            let (mut at, end) = (row * n, (row + 1) * n);
+            while at < end && at + WIDE <= total {
+                d.add(at).cast::<[T; WIDE]>().write_unaligned([value; WIDE]);
+                at += WIDE;
+            }
+            while at < end {
+                *d.add(at) = value;
+                at += 1;
+            }
+        }
     }
 }
 
@@ -316,12 +328,4 @@ unsafe fn scatter<S: Copy, T: Copy>(
             }
         }
     });
-}
-
-/// Safety: `n` places behind `d`.
-unsafe fn random(d: *mut f32, n: usize, cx: &RunContext, stream: u32, start: u64) {
-    for i in 0..n {
-        // Safety: the caller's promise.
-        unsafe { *d.add(i) = philox::uniform(cx, stream, start + i as u64) };
-    }
 }

@@ -1,7 +1,7 @@
 //! A compiled program with its tiles and operands, and how tasks run on it.
 
 use super::super::memory::Memory;
-use super::code::{Access, BLOCK, Code, MAX_ACCESSES, MAX_REDUCTIONS, MAX_SLOTS, Pass, SCRATCH, Slot};
+use super::code::{Access, BLOCK, Code, MAX_ACCESSES, MAX_KEPT, MAX_REDUCTIONS, MAX_SLOTS, Pass, SCRATCH, Slot};
 use super::exec;
 use super::frame::Frame;
 use super::nodes::Class;
@@ -10,15 +10,12 @@ use crate::kernel::{ReduceOp, RunContext};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+/// Bytes of registers that most programs do with.
+const SMALL: usize = 12 << 10;
+
 /// Registers of a task.
 #[repr(align(64))]
-pub(crate) struct Scratch(#[allow(dead_code, reason = "used through its address")] [MaybeUninit<u8>; SCRATCH]);
-
-impl Scratch {
-    pub(crate) fn new() -> MaybeUninit<Self> {
-        MaybeUninit::uninit()
-    }
-}
+struct Scratch<const N: usize>(#[allow(dead_code, reason = "used through its address")] [MaybeUninit<u8>; N]);
 
 #[derive(Debug)]
 pub(crate) struct Machine {
@@ -29,14 +26,26 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// The state of a task on `memory`, whose registers lie in `scratch`.
-    pub(crate) fn frame(&self, memory: &Memory, cx: &RunContext, scratch: &mut MaybeUninit<Scratch>) -> Frame<'_> {
-        let scratch: *mut u8 = scratch.as_mut_ptr().cast();
+    /// Calls `work` with the state of a task on `memory`; registers lie on the stack.
+    pub(crate) fn on_stack(&self, memory: &Memory, cx: &RunContext, work: impl FnOnce(&mut Frame)) {
+        // A small piece of stack where it is enough: a large one costs time, as each page of it is touched.
+        #[inline(never)]
+        fn with<const N: usize>(machine: &Machine, memory: &Memory, cx: &RunContext, work: impl FnOnce(&mut Frame)) {
+            let mut scratch = MaybeUninit::<Scratch<N>>::uninit();
+            work(&mut machine.frame(memory, cx, scratch.as_mut_ptr().cast()));
+        }
+        match self.code.scratch {
+            ..=SMALL => with::<SMALL>(self, memory, cx, work),
+            _ => with::<SCRATCH>(self, memory, cx, work),
+        }
+    }
+
+    fn frame(&self, memory: &Memory, cx: &RunContext, scratch: *mut u8) -> Frame<'_> {
         let mut frame = Frame {
             accesses: &self.accesses,
             context: *cx,
             slots: [std::ptr::null_mut(); MAX_SLOTS],
-            keys: [(0, 0); MAX_SLOTS],
+            keys: [(0, 0); MAX_KEPT],
             base: [std::ptr::null_mut(); MAX_ACCESSES],
             current: [std::ptr::null_mut(); MAX_ACCESSES],
             place: Place::default(),
@@ -149,5 +158,5 @@ pub(crate) fn access(tiling: &Tiling, walk: Walk, level: u8) -> Access {
     let whole = level == 2;
     let dims = if !whole && tiling.long { Vec::new() } else { tiling.inner_dims(&walk, whole) };
     let (step, dense) = (walk.strides[tiling.axis], tiling.dense(&walk, whole));
-    Access { walk, level, step, dims, dense, slot: None, keep: false }
+    Access { walk, level, step, dims, dense, slot: None, kept: None }
 }

@@ -20,7 +20,7 @@ use super::memory::Memory;
 use super::threads::{Shared, parallel_for};
 use crate::kernel::{Fused, RunContext, View};
 use code::{Access, Code, MAX_ACCESSES, Reduction};
-use machine::{Machine, Scratch, access, level, pad};
+use machine::{Machine, access, level, pad};
 use nodes::{Class, Graph, Shapes};
 use space::{MAX_AXES, Tiling, Walk, merge};
 
@@ -166,13 +166,11 @@ impl Run<'_> {
     /// Safety: as for [`FusedOp::run`].
     unsafe fn task(&self, task: usize) {
         let FusedOp { machine, by_rows, units, units_per_task, .. } = self.op;
-        let mut scratch = Scratch::new();
-        let frame = &mut machine.frame(self.memory, self.cx, &mut scratch);
         let (start, end) = (task * units_per_task, ((task + 1) * units_per_task).min(*units));
-        machine.go(frame, if *by_rows { machine.tiles_of(start).start } else { start });
         let first = &machine.code.passes[0];
         // Safety: the caller's promise; `go` has pointed the frame at each tile.
-        unsafe {
+        machine.on_stack(self.memory, self.cx, |frame| unsafe {
+            machine.go(frame, if *by_rows { machine.tiles_of(start).start } else { start });
             frame.run(&machine.code.prologue);
             if *by_rows {
                 for row in start..end {
@@ -193,7 +191,7 @@ impl Run<'_> {
                 }
                 frame.run(&first.tile);
             }
-        }
+        });
     }
 }
 
@@ -207,22 +205,20 @@ impl Parts<'_> {
     /// Safety: as for [`FusedOp::run`].
     unsafe fn task(&self, task: usize) {
         let FusedOp { machine, parts, .. } = self.run.op;
-        let mut scratch = Scratch::new();
-        let frame = &mut machine.frame(self.run.memory, self.run.cx, &mut scratch);
         let (pass, tiles) = (&machine.code.passes[0], machine.tiles_of(task / parts));
         let n = tiles.len();
         let piece = task % parts;
         let tiles = tiles.start + n * piece / parts..tiles.start + n * (piece + 1) / parts;
-        machine.go(frame, tiles.start);
         // Safety: the caller's promise; every task has states of its own.
-        unsafe {
+        machine.on_stack(self.run.memory, self.run.cx, |frame| unsafe {
+            machine.go(frame, tiles.start);
             frame.run(&machine.code.prologue);
             machine.pass(pass, tiles, frame);
             let count = pass.reductions.len();
             for (i, state) in self.states.slice(task * count, count).iter_mut().enumerate() {
                 *state = (frame.floats[i], frame.ints[i]);
             }
-        }
+        });
     }
 }
 
@@ -236,14 +232,12 @@ impl Rows<'_> {
     /// Safety: as for [`FusedOp::run`].
     unsafe fn task(&self, row: usize) {
         let FusedOp { machine, parts, .. } = self.run.op;
-        let mut scratch = Scratch::new();
-        let frame = &mut machine.frame(self.run.memory, self.run.cx, &mut scratch);
         let (first, second) = (&machine.code.passes[0], &machine.code.passes[1]);
         let start = machine.tiles_of(row).start;
         let count = first.reductions.len();
-        machine.go(frame, start);
         // Safety: the caller's promise; the states of this row were all written before.
-        unsafe {
+        machine.on_stack(self.run.memory, self.run.cx, |frame| unsafe {
+            machine.go(frame, start);
             frame.run(&machine.code.prologue);
             frame.run(&first.row);
             let states = self.states.slice(row * parts * count, parts * count);
@@ -259,7 +253,7 @@ impl Rows<'_> {
             machine.pass(second, start..start, frame);
             machine.finish(second, frame);
             frame.run(&machine.code.stores);
-        }
+        });
     }
 }
 

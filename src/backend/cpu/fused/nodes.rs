@@ -54,6 +54,7 @@ pub(crate) enum Op {
     Coordinate {
         stride: usize,
         size: usize,
+        kept: u8,
     },
     Random(u32),
     F1(Unary),
@@ -84,6 +85,8 @@ pub(crate) enum Op {
     Clamp,
     /// `a + b` between the numbers `c` and `d`.
     AddClamp,
+    /// `a * b + c` between the numbers `d` and `e`.
+    MulAddClamp,
     /// `a < b ? c : d`
     SelectLess,
     /// `a <= b ? c : d`
@@ -129,7 +132,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     pub(crate) op: Op,
-    pub(crate) args: [u32; 4],
+    pub(crate) args: [u32; 5],
     pub(crate) class: Class,
     /// 0: one number, 1: one per row, 2: one per element.
     pub(crate) level: u8,
@@ -192,7 +195,7 @@ impl Graph {
     }
 
     pub(crate) fn push(&mut self, op: Op, class: Class, args: &[u32]) -> u32 {
-        let mut node = Node { op, args: [NONE; 4], class, level: 0, depth: 0 };
+        let mut node = Node { op, args: [NONE; 5], class, level: 0, depth: 0 };
         for (slot, &a) in node.args.iter_mut().zip(args) {
             *slot = a;
             node.level = node.level.max(self.nodes[a as usize].level);
@@ -251,7 +254,7 @@ impl Graph {
                     _ if rows => (stride / shapes.row_len, 1),
                     _ => (stride, 2),
                 };
-                let node = self.push(Op::Coordinate { stride, size }, class, &[]);
+                let node = self.push(Op::Coordinate { stride, size, kept: 0 }, class, &[]);
                 self.nodes[node as usize].level = level;
                 node
             }
@@ -398,7 +401,7 @@ impl Graph {
         if uses[i] == 0 {
             return None;
         }
-        let [a, b, c, d] = node.args;
+        let [a, b, c, ..] = node.args;
         // The operand, if it is an `op` that only this node uses, at this level.
         let inner = |id: u32, op: Op| {
             let n = &self.nodes[*Some(&id).filter(|id| **id != NONE)? as usize];
@@ -407,54 +410,54 @@ impl Graph {
         const ADD: Op = Op::F2(Binary::Add);
         const SUB: Op = Op::F2(Binary::Sub);
         const MUL: Op = Op::F2(Binary::Mul);
-        let make = |op, args: [u32; 4]| Some(Node { op, args, ..node });
+        let make = |op, args: [u32; 5]| Some(Node { op, args, ..node });
         match node.op {
             ADD => {
                 if let (Some([x, y, ..]), Some([z, w, ..])) = (inner(a, MUL), inner(b, MUL)) {
-                    return make(Op::MulMulAdd, [x, y, z, w]);
+                    return make(Op::MulMulAdd, [x, y, z, w, NONE]);
                 }
                 if let Some([x, y, ..]) = inner(a, MUL) {
-                    return make(Op::MulAdd, [x, y, b, NONE]);
+                    return make(Op::MulAdd, [x, y, b, NONE, NONE]);
                 }
                 let [x, y, ..] = inner(b, MUL)?;
-                make(Op::MulAdd, [x, y, a, NONE])
+                make(Op::MulAdd, [x, y, a, NONE, NONE])
             }
             SUB => {
                 if let Some([x, y, ..]) = inner(a, MUL) {
-                    return make(Op::MulSub, [x, y, b, NONE]);
+                    return make(Op::MulSub, [x, y, b, NONE, NONE]);
                 }
                 let [x, y, ..] = inner(b, MUL)?;
-                make(Op::NegMulAdd, [x, y, a, NONE])
+                make(Op::NegMulAdd, [x, y, a, NONE, NONE])
             }
             MUL => {
                 if let Some([x, y, ..]) = inner(a, SUB) {
-                    return make(Op::SubMul, [x, y, b, NONE]);
+                    return make(Op::SubMul, [x, y, b, NONE, NONE]);
                 }
                 let [x, y, ..] = inner(b, SUB)?;
-                make(Op::SubMul, [x, y, a, NONE])
+                make(Op::SubMul, [x, y, a, NONE, NONE])
             }
             Op::F2(Binary::Div) => {
                 let [x, y, ..] = inner(b, ADD)?;
                 if let Some([x, ..]) = inner(x, Op::F1(Unary::Sqrt)) {
-                    return make(Op::DivSqrtAdd, [a, x, y, NONE]);
+                    return make(Op::DivSqrtAdd, [a, x, y, NONE, NONE]);
                 }
                 let [y, ..] = inner(y, Op::F1(Unary::Sqrt))?;
-                make(Op::DivSqrtAdd, [a, y, x, NONE])
+                make(Op::DivSqrtAdd, [a, y, x, NONE, NONE])
             }
             Op::F1(Unary::Exp) => {
                 let [x, y, ..] = inner(a, SUB)?;
-                make(Op::ExpSub, [x, y, NONE, NONE])
+                make(Op::ExpSub, [x, y, NONE, NONE, NONE])
             }
             Op::F1(Unary::Erf) => {
                 let [x, y, ..] = inner(a, MUL)?;
-                make(Op::ErfMul, [x, y, NONE, NONE])
+                make(Op::ErfMul, [x, y, NONE, NONE, NONE])
             }
             // min(max(x, low), high) and max(min(x, high), low) agree where low <= high.
             Op::MinNumber => {
                 let [x, low, ..] = inner(a, Op::MaxNumber)?;
                 (self.number(low)? <= self.number(b)?).then_some(Node {
                     op: Op::Clamp,
-                    args: [x, low, b, NONE],
+                    args: [x, low, b, NONE, NONE],
                     ..node
                 })
             }
@@ -462,25 +465,32 @@ impl Graph {
                 let [x, high, ..] = inner(a, Op::MinNumber)?;
                 (self.number(b)? <= self.number(high)?).then_some(Node {
                     op: Op::Clamp,
-                    args: [x, b, high, NONE],
+                    args: [x, b, high, NONE, NONE],
                     ..node
                 })
             }
             Op::Clamp => {
+                if let Some([x, y, z, ..]) = inner(a, Op::MulAdd) {
+                    return make(Op::MulAddClamp, [x, y, z, b, c]);
+                }
                 let [x, y, ..] = inner(a, ADD)?;
-                make(Op::AddClamp, [x, y, b, c])
+                make(Op::AddClamp, [x, y, b, c, NONE])
             }
             Op::FSelect => {
                 if let Some([x, y, ..]) = inner(a, Op::FCompare(Binary::Less)) {
-                    return make(Op::SelectLess, [x, y, b, c]);
+                    return make(Op::SelectLess, [x, y, b, c, NONE]);
                 }
                 let [x, y, ..] = inner(a, Op::FCompare(Binary::LessOrEqual))?;
-                make(Op::SelectLessOrEqual, [x, y, b, c])
+                make(Op::SelectLessOrEqual, [x, y, b, c, NONE])
             }
             Op::Reduce(ReduceOp::Sum) if node.class == Class::F => {
                 let n = &self.nodes[a as usize];
                 let [x, y, ..] = n.args;
-                (n.op == MUL && uses[a as usize] == 1).then_some(Node { op: Op::ReduceDot, args: [x, y, b, d], ..node })
+                (n.op == MUL && uses[a as usize] == 1).then_some(Node {
+                    op: Op::ReduceDot,
+                    args: [x, y, NONE, NONE, NONE],
+                    ..node
+                })
             }
             _ => None,
         }
