@@ -35,6 +35,9 @@ verbs! {
     setup => Setup,
     build => Build,
     test => Test,
+    demo => Demo,
+    replay => Replay,
+    node_suite => NodeSuite,
 }
 
 /// The chores of ontrain.
