@@ -3,8 +3,8 @@
 
 use super::RunContext;
 
-const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+pub(crate) const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+pub(crate) const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// Four random words for a 128-bit counter under a 64-bit key.
 pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -21,7 +21,8 @@ pub fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 pub fn uniform(cx: &RunContext, stream: u32, index: u64) -> f32 {
     // Counter: block number (48 bits), stream, step; each block serves four positions.
     let block = index / 4;
-    let counter = [block as u32, ((block >> 32) as u32 & 0xFFFF) | (((cx.step >> 32) as u32) << 16), stream, cx.step as u32];
+    let counter =
+        [block as u32, ((block >> 32) as u32 & 0xFFFF) | (((cx.step >> 32) as u32) << 16), stream, cx.step as u32];
     let words = philox4x32(counter, [cx.seed as u32, (cx.seed >> 32) as u32]);
     (words[(index % 4) as usize] >> 8) as f32 * (1.0 / (1u32 << 24) as f32)
 }
@@ -34,10 +35,7 @@ mod tests {
     #[test]
     fn known_answers() {
         assert_eq!(philox4x32([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(
-            philox4x32([u32::MAX; 4], [u32::MAX; 2]),
-            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
-        );
+        assert_eq!(philox4x32([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
     }
 
     #[test]

@@ -51,6 +51,10 @@ pub(crate) trait F32s: Copy {
     fn shl<const K: i32>(self) -> Self;
     /// Arithmetic shift of the bits.
     fn sar<const K: i32>(self) -> Self;
+    /// High and low halves of the products of the bits as unsigned integers.
+    fn umul(self, o: Self) -> (Self, Self);
+    /// The bits, a signed integer, as a number.
+    fn from_int(self) -> Self;
 
     /// All ones where `self` is NaN.
     #[inline(always)]
@@ -180,6 +184,18 @@ impl<const L: usize> F32s for Plain<L> {
         Self(plain!(|a: f32| f32::from_bits(a.to_bits() << K), self.0))
     }
     #[inline(always)]
+    fn umul(self, o: Self) -> (Self, Self) {
+        let product = |a: f32, b: f32| a.to_bits() as u64 * b.to_bits() as u64;
+        (
+            Self(plain!(|a, b| f32::from_bits((product(a, b) >> 32) as u32), self.0, o.0)),
+            Self(plain!(|a, b| f32::from_bits(product(a, b) as u32), self.0, o.0)),
+        )
+    }
+    #[inline(always)]
+    fn from_int(self) -> Self {
+        Self(plain!(|a: f32| a.to_bits() as i32 as f32, self.0))
+    }
+    #[inline(always)]
     fn sar<const K: i32>(self) -> Self {
         Self(plain!(|a: f32| f32::from_bits((a.to_bits() as i32 >> K) as u32), self.0))
     }
@@ -236,6 +252,15 @@ impl<V: F32s> F32s for Pair<V> {
     #[inline(always)]
     fn sar<const K: i32>(self) -> Self {
         Self(self.0.sar::<K>(), self.1.sar::<K>())
+    }
+    #[inline(always)]
+    fn umul(self, o: Self) -> (Self, Self) {
+        let (a, b) = (self.0.umul(o.0), self.1.umul(o.1));
+        (Self(a.0, b.0), Self(a.1, b.1))
+    }
+    #[inline(always)]
+    fn from_int(self) -> Self {
+        Self(self.0.from_int(), self.1.from_int())
     }
 }
 
@@ -305,6 +330,24 @@ mod avx2 {
         fn select(self, a: Self, b: Self) -> Self {
             // Safety: `self` exists, hence AVX2 does.
             Self(unsafe { _mm256_blendv_ps(b.0, a.0, self.0) })
+        }
+        #[inline(always)]
+        fn umul(self, o: Self) -> (Self, Self) {
+            // Safety: `self` exists, hence AVX2 does.
+            unsafe {
+                let (a, b) = (_mm256_castps_si256(self.0), _mm256_castps_si256(o.0));
+                // Products of every other lane.
+                let even = _mm256_mul_epu32(a, b);
+                let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(a), _mm256_srli_epi64::<32>(b));
+                let high = _mm256_blend_epi32::<0xAA>(_mm256_srli_epi64::<32>(even), odd);
+                let low = _mm256_blend_epi32::<0xAA>(even, _mm256_slli_epi64::<32>(odd));
+                (Self(_mm256_castsi256_ps(high)), Self(_mm256_castsi256_ps(low)))
+            }
+        }
+        #[inline(always)]
+        fn from_int(self) -> Self {
+            // Safety: `self` exists, hence AVX2 does.
+            Self(unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(self.0)) })
         }
         #[inline(always)]
         fn shl<const K: i32>(self) -> Self {
@@ -378,6 +421,16 @@ mod simd128 {
         #[inline(always)]
         fn select(self, a: Self, b: Self) -> Self {
             Self(v128_bitselect(a.0, b.0, self.0))
+        }
+        #[inline(always)]
+        fn umul(self, o: Self) -> (Self, Self) {
+            let first = u64x2_extmul_low_u32x4(self.0, o.0);
+            let last = u64x2_extmul_high_u32x4(self.0, o.0);
+            (Self(i32x4_shuffle::<1, 3, 5, 7>(first, last)), Self(i32x4_shuffle::<0, 2, 4, 6>(first, last)))
+        }
+        #[inline(always)]
+        fn from_int(self) -> Self {
+            Self(f32x4_convert_i32x4(self.0))
         }
         #[inline(always)]
         fn shl<const K: i32>(self) -> Self {

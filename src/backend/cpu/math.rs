@@ -4,28 +4,36 @@
 
 use super::lanes::F32s;
 
-/// Estrin's scheme, whose chains of dependent operations are short; `c[0]` is the constant term.
+/// Estrin's scheme by groups of four terms, whose chains of dependent operations are short; `c[0]`
+/// is the constant term.
 #[inline(always)]
 fn poly<V: F32s, const N: usize>(x: V, c: &[f32; N]) -> V {
-    let mut terms = [x; N];
-    for i in 0..N / 2 {
-        terms[i] = x.num(c[2 * i + 1]).mul(x).add(x.num(c[2 * i]));
+    let square = x.mul(x);
+    let mut y = four(x, square, c, (N - 1) / 4 * 4);
+    if N > 8 {
+        y = y.mul(square.mul(square)).add(four(x, square, c, 4));
     }
-    if N % 2 == 1 {
-        terms[N / 2] = x.num(c[N - 1]);
+    if N > 4 {
+        y = y.mul(square.mul(square)).add(four(x, square, c, 0));
     }
-    let (mut n, mut power) = (N.div_ceil(2), x);
-    while n > 1 {
-        power = power.mul(power);
-        for i in 0..n / 2 {
-            terms[i] = terms[2 * i + 1].mul(power).add(terms[2 * i]);
-        }
-        if n % 2 == 1 {
-            terms[n / 2] = terms[n - 1];
-        }
-        n = n.div_ceil(2);
-    }
-    terms[0]
+    y
+}
+
+/// The terms `i` to `i + 3`, as far as there are, over `x^i`. (Functions, since closures are not
+/// always inlined, and then neither are their instructions.)
+#[inline(always)]
+fn four<V: F32s, const N: usize>(x: V, square: V, c: &[f32; N], i: usize) -> V {
+    if i + 2 < N { two(x, c, i + 2).mul(square).add(two(x, c, i)) } else { two(x, c, i) }
+}
+
+#[inline(always)]
+fn two<V: F32s, const N: usize>(x: V, c: &[f32; N], i: usize) -> V {
+    if i + 1 < N { x.num(c[i + 1]).mul(x).add(x.num(c[i])) } else { x.num(c[i]) }
+}
+
+#[inline(always)]
+fn power_of_two<V: F32s>(n: V) -> V {
+    n.iadd(n.bits(127)).shl::<23>()
 }
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -48,8 +56,7 @@ pub(crate) fn exp<V: F32s>(x: V) -> V {
     // 2^n in two factors, since n = 128 and n < -126 have no normal one.
     let n = shifted.isub(x.num(ROUND));
     let half = n.sar::<1>();
-    let power = |n: V| n.iadd(x.bits(127)).shl::<23>();
-    y.mul(power(half)).mul(power(n.isub(half)))
+    y.mul(power_of_two(half)).mul(power_of_two(n.isub(half)))
 }
 
 /// Natural logarithm; at most 2 ulp, denormals included. NaN below 0, -infinity at 0.

@@ -8,7 +8,8 @@ use super::code::{Arg, BLOCK, Ins, Len};
 use super::fold;
 use super::frame::Frame;
 use super::nodes::{Class, Op, wrap};
-use crate::kernel::{Binary, ReduceOp, RunContext, Unary, philox};
+use super::random::random;
+use crate::kernel::{Binary, ReduceOp, Unary};
 use crate::tensor::DType;
 use half::{bf16, f16};
 use std::array::from_fn;
@@ -139,63 +140,6 @@ fn clamp<V: F32s>(x: V, low: V, high: V) -> V {
     x.max_first(low).min_first(high)
 }
 
-/// The numbers of `philox::uniform` from position `start` on, eight blocks of four at a time.
-///
-/// Safety: `n` places behind `d`.
-#[inline(always)]
-unsafe fn random(d: *mut f32, n: usize, cx: &RunContext, stream: u32, start: u64) {
-    let mut at = 0;
-    // A start inside a block: as many as the block still has.
-    while at < n && !(start + at as u64).is_multiple_of(4) {
-        // Safety: the caller's promise.
-        unsafe { *d.add(at) = philox::uniform(cx, stream, start + at as u64) };
-        at += 1;
-    }
-    while at < n {
-        let block = (start + at as u64) / 4;
-        let mut out = [0f32; BLOCK];
-        if (block & 0xFFFF_FFFF) + 8 <= 1 << 32 {
-            let high = ((block >> 32) as u32 & 0xFFFF) | (((cx.step >> 32) as u32) << 16);
-            out = philox_blocks(block as u32, [high, stream, cx.step as u32], [cx.seed as u32, (cx.seed >> 32) as u32]);
-        } else {
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = philox::uniform(cx, stream, 4 * block + i as u64);
-            }
-        }
-        let count = BLOCK.min(n - at);
-        // Safety: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(out.as_ptr(), d.add(at), count) };
-        at += count;
-    }
-}
-
-/// Eight consecutive blocks of Philox 4x32-10, as numbers in [0, 1); see [`philox`].
-#[inline(always)]
-fn philox_blocks(first: u32, [c1, c2, c3]: [u32; 3], mut key: [u32; 2]) -> [f32; BLOCK] {
-    const L: usize = BLOCK / 4;
-    let mut c: [[u32; L]; 4] = [from_fn(|l| first + l as u32), [c1; L], [c2; L], [c3; L]];
-    for _ in 0..10 {
-        let mut next = [[0u32; L]; 4];
-        for l in 0..L {
-            let a = 0xD251_1F53u64 * c[0][l] as u64;
-            let b = 0xCD9E_8D57u64 * c[2][l] as u64;
-            next[0][l] = (b >> 32) as u32 ^ c[1][l] ^ key[0];
-            next[1][l] = b as u32;
-            next[2][l] = (a >> 32) as u32 ^ c[3][l] ^ key[1];
-            next[3][l] = a as u32;
-        }
-        c = next;
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
-    }
-    let mut out = [0f32; BLOCK];
-    for l in 0..L {
-        for k in 0..4 {
-            out[4 * l + k] = (c[k][l] >> 8) as i32 as f32 * (1.0 / (1u32 << 24) as f32);
-        }
-    }
-    out
-}
-
 /// -1, 0 or 1; zeros and NaN stay.
 #[inline(always)]
 fn sign<V: F32s>(x: V) -> V {
@@ -241,7 +185,7 @@ unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
                 Op::Const(_) => {}
                 Op::Load(_) | Op::Store(_) | Op::Coordinate { .. } | Op::Expand | Op::Copy => frame.moves(ins, n),
                 Op::Random(stream) => {
-                    random(frame.slot(ins.dst).cast(), n, &frame.context, stream, frame.place.linear as u64);
+                    random::<V>(frame.slot(ins.dst).cast(), n, &frame.context, stream, frame.place.linear as u64);
                 }
                 Op::Reduce(_) | Op::ReduceDot => reduce_row::<V>(ins, frame),
                 _ if ins.class == Class::F => floats::<V>(ins, n, frame),

@@ -8,6 +8,7 @@ mod fold;
 mod frame;
 mod machine;
 mod nodes;
+mod random;
 mod space;
 #[cfg(test)]
 pub(super) mod testing;
