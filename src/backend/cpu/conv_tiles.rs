@@ -403,27 +403,62 @@ impl Block for PlaneBlock {
         let lanes = W * S::LANES;
         // Safety: the runs lie inside the output, the rows are channels of it.
         unsafe {
+            if self.count != 1 || self.runs[0].len != lanes || self.out_col != 1 {
+                let mut values = MaybeUninit::<[f32; EDGE]>::uninit();
+                let values = values.as_mut_ptr().cast::<f32>();
+                for r in 0..R {
+                    for w in 0..W {
+                        S::store(values.add(r * lanes + w * S::LANES), tile[r][w]);
+                    }
+                }
+                return self.put_runs((row, R), values, lanes);
+            }
             for r in 0..R {
                 let bias = if self.first && !self.bias.is_null() { *self.bias.add(row + r) } else { 0.0 };
-                let out = self.out.add((row + r) * self.out_channel);
-                if self.count == 1 && self.runs[0].len == lanes && self.out_col == 1 {
-                    let out = out.add(self.runs[0].to);
-                    for w in 0..W {
-                        let to = out.add(w * S::LANES);
-                        let old = if self.first { S::splat(bias) } else { S::load(to) };
-                        S::store(to, S::add(old, tile[r][w]));
-                    }
-                    continue;
-                }
-                let mut values = [0.0f32; PANEL * MAX_LANES];
+                let out = self.out.add((row + r) * self.out_channel + self.runs[0].to);
                 for w in 0..W {
-                    S::store(values.as_mut_ptr().add(w * S::LANES), tile[r][w]);
+                    let to = out.add(w * S::LANES);
+                    let old = if self.first { S::splat(bias) } else { S::load(to) };
+                    S::store(to, S::add(old, tile[r][w]));
                 }
+            }
+        }
+    }
+}
+
+/// Elements of the largest tile.
+const EDGE: usize = 24 * MAX_LANES;
+
+impl PlaneBlock {
+    /// Stores a tile run by run: `rows` rows of `values`, `lanes` apart.
+    ///
+    /// # Safety
+    /// The rows are channels of the output.
+    #[inline(never)]
+    unsafe fn put_runs(&self, (row, rows): (usize, usize), values: *const f32, lanes: usize) {
+        for r in 0..rows {
+            // Safety: the caller's promise, and the runs lie inside a channel.
+            unsafe {
+                let bias = if self.first && !self.bias.is_null() { *self.bias.add(row + r) } else { 0.0 };
+                let (out, values) = (self.out.add((row + r) * self.out_channel), values.add(r * lanes));
                 for run in &self.runs[..self.count] {
-                    let (to, values) = (out.add(run.to), values.as_ptr().add(run.lane));
-                    for i in 0..run.len {
-                        let to = to.add(i * self.out_col);
-                        *to = *values.add(i) + if self.first { bias } else { *to };
+                    let (to, values) = (out.add(run.to), values.add(run.lane));
+                    match (self.first, self.out_col) {
+                        (true, 1) => {
+                            for i in 0..run.len {
+                                *to.add(i) = *values.add(i) + bias;
+                            }
+                        }
+                        (true, step) => {
+                            for i in 0..run.len {
+                                *to.add(i * step) = *values.add(i) + bias;
+                            }
+                        }
+                        (false, step) => {
+                            for i in 0..run.len {
+                                *to.add(i * step) += *values.add(i);
+                            }
+                        }
                     }
                 }
             }

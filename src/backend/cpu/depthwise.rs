@@ -275,7 +275,10 @@ unsafe fn interleave_columns<S: Simd>(plan: &Plan, part: &Part, columns: *const 
 ///
 /// # Safety
 /// `from` is the stored source, the target holds the part, the taps are those of the part.
-#[inline(always)]
+// In wasm a function of its own: engines compile a huge function badly or late. Elsewhere it must be inlined into
+// the function that has the instruction set.
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn part_of_channel<S: Simd>(plan: &Plan, part: &Part, taps: Taps, bias: f32, from: *const f32, target: Target) {
     let axes = &part.axes;
     let (rows, cols) = (axes[H].grid, axes[W].grid);

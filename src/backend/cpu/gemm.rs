@@ -532,35 +532,77 @@ impl Block for Tiles<'_> {
     unsafe fn put<S: Simd, const R: usize, const W: usize>(&mut self, row: usize, panel: usize, tile: &[[S::V; W]; R]) {
         let job = self.job;
         let (row, col) = (self.first_row + row, panel * W * S::LANES);
-        let width = (job.n - col).min(W * S::LANES);
         let beta = if self.k0 == 0 { job.beta } else { 1.0 };
         let last = self.k0 + self.kc == job.k;
         let row_bias = if last { job.row_bias } else { core::ptr::null() };
         let col_bias = if last { job.col_bias } else { core::ptr::null() };
-        // Safety: the tile lies in C, of which only the first `width` columns from `col` on are touched.
+        // Safety: the tile lies in C, of which only the columns that exist are touched.
         unsafe {
             let c = job.c.get().add(row * job.ldc + col);
+            if job.n - col < W * S::LANES {
+                let mut values = MaybeUninit::<[f32; EDGE]>::uninit();
+                let values = values.as_mut_ptr().cast::<f32>();
+                for r in 0..R {
+                    for w in 0..W {
+                        S::store(values.add((r * W + w) * S::LANES), tile[r][w]);
+                    }
+                }
+                return job.put_edge((row, R), col, values, W * S::LANES, (beta, row_bias, col_bias));
+            }
             let (alpha, beta_v) = (S::splat(job.alpha), S::splat(beta));
             for r in 0..R {
                 for w in 0..W {
-                    let n = width.saturating_sub(w * S::LANES).min(S::LANES);
-                    if n == 0 {
-                        break;
-                    }
                     let at = c.add(r * job.ldc + w * S::LANES);
                     let mut v = S::mul(tile[r][w], alpha);
                     if beta != 0.0 {
-                        let old = if n == S::LANES { S::load(at) } else { S::load_partial(at, n) };
-                        v = S::mul_add(old, beta_v, v);
+                        v = S::mul_add(S::load(at), beta_v, v);
                     }
                     if !row_bias.is_null() {
                         v = S::add(v, S::load_splat(row_bias.add(row + r)));
                     }
                     if !col_bias.is_null() {
-                        let bias = col_bias.add(col + w * S::LANES);
-                        v = S::add(v, if n == S::LANES { S::load(bias) } else { S::load_partial(bias, n) });
+                        v = S::add(v, S::load(col_bias.add(col + w * S::LANES)));
                     }
-                    if n == S::LANES { S::store(at, v) } else { S::store_partial(at, v, n) }
+                    S::store(at, v);
+                }
+            }
+        }
+    }
+}
+
+/// Elements of the largest tile.
+const EDGE: usize = 24 * MAX_LANES;
+
+impl Job {
+    /// Stores a tile that reaches past the last column: `rows` rows of `values`, `lanes` apart.
+    ///
+    /// # Safety
+    /// The rows are rows of C.
+    #[inline(never)]
+    unsafe fn put_edge(
+        &self,
+        (row, rows): (usize, usize),
+        col: usize,
+        values: *const f32,
+        lanes: usize,
+        (beta, row_bias, col_bias): (f32, *const f32, *const f32),
+    ) {
+        let width = self.n - col;
+        for r in 0..rows {
+            // Safety: the caller's promise.
+            unsafe {
+                let (c, values) = (self.c.get().add((row + r) * self.ldc + col), values.add(r * lanes));
+                let bias = if row_bias.is_null() { 0.0 } else { *row_bias.add(row + r) };
+                for j in 0..width {
+                    let mut v = self.alpha * *values.add(j);
+                    if beta != 0.0 {
+                        v += beta * *c.add(j);
+                    }
+                    v += bias;
+                    if !col_bias.is_null() {
+                        v += *col_bias.add(col + j);
+                    }
+                    *c.add(j) = v;
                 }
             }
         }

@@ -15,7 +15,10 @@ pub(crate) struct Stretches<'a> {
 ///
 /// # Safety
 /// `S` runs on this machine; each pointer is good for every stretch.
-#[inline(always)]
+// In wasm a function of its own: engines compile a huge function badly or late. Elsewhere it must be inlined into
+// the function that has the instruction set.
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn dots<S: Simd, const R: usize, const C: usize>(
     a: [*const f32; R],
     b: [*const f32; C],

@@ -148,7 +148,10 @@ unsafe fn multiply<S: Simd, const R: usize, const W: usize>(
 ///
 /// # Safety
 /// As for [`sweep`].
-#[inline(always)]
+// In wasm a function of its own: engines compile a huge function badly or late. Elsewhere it must be inlined into
+// the function that has the instruction set.
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn tile<S: Simd, const R: usize, const W: usize, B: Block>(
     lhs: &Lhs,
     row: usize,
@@ -280,7 +283,10 @@ pub(crate) unsafe fn pack_lhs_by(
 ///
 /// # Safety
 /// `b` is good for the block, `to` for `kc * W * LANES` elements; `S` runs on this machine.
-#[inline(always)]
+// In wasm a function of its own: engines compile a huge function badly or late. Elsewhere it must be inlined into
+// the function that has the instruction set.
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 pub(crate) unsafe fn pack_rhs<S: Simd, const W: usize>(
     kc: usize,
     width: usize,
