@@ -1,5 +1,5 @@
-//! Neighbouring expressions become one kernel: a Fused step whose result only one later step reads
-//! moves into that step, so that the value between them never goes through memory.
+//! Neighbouring expressions become one kernel: a Fused step moves into the next step that reads its result, so
+//! that the value between them stays in registers; it goes to memory only if others read it too.
 
 use crate::kernel::{BufferId, Expr, ExprId, Fused, Kernel, Program, Reduce, Scalar, Step, View};
 use crate::ops::{Lowering, Origin};
@@ -91,8 +91,9 @@ fn candidate(steps: &[Option<Step>], uses: &Uses, consumer: usize) -> Option<usi
     step.reads.iter().find_map(|read| {
         let b = read.buffer.index();
         let &[producer] = uses.writers[b].as_slice() else { return None };
-        let alone = uses.temp[b] && uses.readers[b] == [consumer] && producer < consumer;
-        (alone && may_move(steps, uses, producer, consumer) && uses.merge(steps, producer, consumer).is_some())
+        // Where others read the result too it is still written, but this step need not read it.
+        let early = uses.temp[b] && producer < consumer;
+        (early && may_move(steps, uses, producer, consumer) && uses.merge(steps, producer, consumer).is_some())
             .then_some(producer)
     })
 }
