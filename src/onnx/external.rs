@@ -1,6 +1,8 @@
 //! Tensor data that lies in files beside the model.
 
-use crate::error::{Result, bail, err};
+#[cfg(not(target_arch = "wasm32"))]
+use crate::error::err;
+use crate::error::{Result, bail};
 use std::collections::{BTreeMap, HashMap};
 
 /// Where the bytes of external tensors come from. A file is named as the model names it: relative to the
