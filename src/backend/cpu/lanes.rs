@@ -51,6 +51,14 @@ pub(crate) trait F32s: Copy {
     fn shl<const K: i32>(self) -> Self;
     /// Arithmetic shift of the bits.
     fn sar<const K: i32>(self) -> Self;
+    /// `N` bytes, 0 or 1, as masks.
+    ///
+    /// Safety: `N` bytes from `p` on must be readable, the instructions available.
+    unsafe fn load_bools(p: *const u8) -> Self;
+    /// The masks as `N` bytes, 0 or 1.
+    ///
+    /// Safety: `N` bytes from `p` on must be writable.
+    unsafe fn store_bools(self, p: *mut u8);
     /// High and low halves of the products of the bits as unsigned integers.
     fn umul(self, o: Self) -> (Self, Self);
     /// The bits, a signed integer, as a number.
@@ -184,6 +192,17 @@ impl<const L: usize> F32s for Plain<L> {
         Self(plain!(|a: f32| f32::from_bits(a.to_bits() << K), self.0))
     }
     #[inline(always)]
+    unsafe fn load_bools(p: *const u8) -> Self {
+        // Safety: the caller's promise.
+        let bytes = unsafe { p.cast::<[u8; L]>().read() };
+        Self(plain!(|b: u8| f32::from_bits(0u32.wrapping_sub(b as u32)), bytes))
+    }
+    #[inline(always)]
+    unsafe fn store_bools(self, p: *mut u8) {
+        // Safety: the caller's promise.
+        unsafe { p.cast::<[u8; L]>().write(plain!(|m: f32| (m.to_bits() & 1) as u8, self.0)) }
+    }
+    #[inline(always)]
     fn umul(self, o: Self) -> (Self, Self) {
         let product = |a: f32, b: f32| a.to_bits() as u64 * b.to_bits() as u64;
         (
@@ -252,6 +271,19 @@ impl<V: F32s> F32s for Pair<V> {
     #[inline(always)]
     fn sar<const K: i32>(self) -> Self {
         Self(self.0.sar::<K>(), self.1.sar::<K>())
+    }
+    #[inline(always)]
+    unsafe fn load_bools(p: *const u8) -> Self {
+        // Safety: the caller's promise.
+        unsafe { Self(V::load_bools(p), V::load_bools(p.add(V::N))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bools(self, p: *mut u8) {
+        // Safety: the caller's promise.
+        unsafe {
+            self.0.store_bools(p);
+            self.1.store_bools(p.add(V::N));
+        }
     }
     #[inline(always)]
     fn umul(self, o: Self) -> (Self, Self) {
@@ -330,6 +362,24 @@ mod avx2 {
         fn select(self, a: Self, b: Self) -> Self {
             // Safety: `self` exists, hence AVX2 does.
             Self(unsafe { _mm256_blendv_ps(b.0, a.0, self.0) })
+        }
+        #[inline(always)]
+        unsafe fn load_bools(p: *const u8) -> Self {
+            // Safety: the caller's promise.
+            unsafe {
+                let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
+                Self(_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_setzero_si256(), wide)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bools(self, p: *mut u8) {
+            // Safety: the caller's promise; `self` exists, hence AVX2 does.
+            unsafe {
+                let masks = _mm256_castps_si256(self.0);
+                let words = _mm_packs_epi32(_mm256_castsi256_si128(masks), _mm256_extracti128_si256::<1>(masks));
+                let bytes = _mm_and_si128(_mm_packs_epi16(words, words), _mm_set1_epi8(1));
+                _mm_storel_epi64(p.cast(), bytes);
+            }
         }
         #[inline(always)]
         fn umul(self, o: Self) -> (Self, Self) {
@@ -421,6 +471,19 @@ mod simd128 {
         #[inline(always)]
         fn select(self, a: Self, b: Self) -> Self {
             Self(v128_bitselect(a.0, b.0, self.0))
+        }
+        #[inline(always)]
+        unsafe fn load_bools(p: *const u8) -> Self {
+            // Safety: the caller's promise.
+            let bytes = unsafe { v128_load32_zero(p.cast()) };
+            Self(i32x4_neg(u32x4_extend_low_u16x8(u16x8_extend_low_u8x16(bytes))))
+        }
+        #[inline(always)]
+        unsafe fn store_bools(self, p: *mut u8) {
+            let words = i16x8_narrow_i32x4(self.0, self.0);
+            let bytes = v128_and(i8x16_narrow_i16x8(words, words), i8x16_splat(1));
+            // Safety: the caller's promise.
+            unsafe { v128_store32_lane::<0>(bytes, p.cast()) }
         }
         #[inline(always)]
         fn umul(self, o: Self) -> (Self, Self) {

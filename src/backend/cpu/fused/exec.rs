@@ -1,5 +1,9 @@
 //! The instruction loops. Each works in blocks of [`BLOCK`] elements, the last one through padded
 //! copies, and reads all of a block before it writes it, so that results may replace operands.
+//!
+//! Natively every loop becomes part of one function per kind of vector, since only there its
+//! instructions may be used. On wasm they stay functions of their own, which engines optimise one
+//! by one as they get hot.
 
 use super::super::lanes::{F32s, Pair};
 use super::super::math;
@@ -22,8 +26,18 @@ pub(crate) type Source<T> = (*const T, usize);
 /// # Safety
 /// `n` elements behind `d` and each moving operand, [`BLOCK`] behind the others; `V`'s
 /// instructions are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn map<V: F32s, const A: usize>(n: usize, d: *mut f32, args: [Source<f32>; A], f: impl Fn([V; A]) -> V) {
+    // Safety: the caller's promise.
+    unsafe { map_here(n, d, args, f) }
+}
+
+/// [`map`], as part of another loop.
+///
+/// Safety: as for [`map`].
+#[inline(always)]
+unsafe fn map_here<V: F32s, const A: usize>(n: usize, d: *mut f32, args: [Source<f32>; A], f: impl Fn([V; A]) -> V) {
     let (mut left, mut d, mut from) = (n, d, args);
     let mut pad = [[0f32; BLOCK]; A];
     let mut out = [0f32; BLOCK];
@@ -61,7 +75,8 @@ unsafe fn map<V: F32s, const A: usize>(n: usize, d: *mut f32, args: [Source<f32>
 ///
 /// # Safety
 /// As for [`map`].
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn each<T: Copy, U: Copy, const A: usize>(n: usize, d: *mut U, args: [Source<T>; A], f: impl Fn([T; A]) -> U) {
     let mut from = args;
     let mut at = 0;
@@ -87,21 +102,32 @@ unsafe fn each<T: Copy, U: Copy, const A: usize>(n: usize, d: *mut U, args: [Sou
 ///
 /// # Safety
 /// As for [`map`].
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn compare<V: F32s>(n: usize, d: *mut u8, args: [Source<f32>; 2], f: impl Fn(V, V) -> V) {
-    let mut masks = [0f32; BLOCK];
     let mut from = args;
-    let mut at = 0;
-    while at < n {
+    let mut pad = [[0f32; BLOCK]; 2];
+    let mut out = [0u8; BLOCK];
+    for at in (0..n).step_by(BLOCK) {
         let left = (n - at).min(BLOCK);
-        // Safety: `left` elements are there, masks hold a block.
+        let mut to = d.wrapping_add(at);
+        // Safety: a whole block is there, or its copy.
         unsafe {
-            let moved = from_fn(|i| if args[i].1 == 0 { (from[i].0, 0) } else { from[i] });
-            map::<V, 2>(left, masks.as_mut_ptr(), moved, |[a, b]| f(a, b));
-            let bytes: [u8; BLOCK] = from_fn(|j| (masks[j].to_bits() & 1) as u8);
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), d.add(at), left);
+            if left < BLOCK {
+                for i in 0..2 {
+                    let count = if args[i].1 == 0 { BLOCK } else { left };
+                    std::ptr::copy_nonoverlapping(from[i].0, pad[i].as_mut_ptr(), count);
+                    from[i].0 = pad[i].as_ptr();
+                }
+                to = out.as_mut_ptr();
+            }
+            for j in (0..BLOCK).step_by(V::N) {
+                f(V::load(from[0].0.add(j)), V::load(from[1].0.add(j))).store_bools(to.add(j));
+            }
+            if left < BLOCK {
+                std::ptr::copy_nonoverlapping(out.as_ptr(), d.add(at), left);
+            }
         }
-        at += BLOCK;
         for i in 0..2 {
             from[i].0 = from[i].0.wrapping_add(args[i].1);
         }
@@ -112,23 +138,26 @@ unsafe fn compare<V: F32s>(n: usize, d: *mut u8, args: [Source<f32>; 2], f: impl
 ///
 /// # Safety
 /// As for [`map`].
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn select<V: F32s>(n: usize, d: *mut f32, c: Source<u8>, args: [Source<f32>; 2]) {
-    let mut from = args;
-    let mut c_from = c.0;
-    let mut at = 0;
-    while at < n {
+    let (mut masks, mut bytes) = ([0f32; BLOCK], [0u8; BLOCK]);
+    let (mut from, mut bools) = (args, c.0);
+    for at in (0..n).step_by(BLOCK) {
         let left = (n - at).min(BLOCK);
         // Safety: `left` elements are there.
         unsafe {
-            let mut bytes = [0u8; BLOCK];
-            std::ptr::copy_nonoverlapping(c_from, bytes.as_mut_ptr(), left);
-            let masks: [f32; BLOCK] = from_fn(|j| f32::from_bits(0u32.wrapping_sub(bytes[j] as u32)));
+            if left < BLOCK && c.1 != 0 {
+                std::ptr::copy_nonoverlapping(bools, bytes.as_mut_ptr(), left);
+                bools = bytes.as_ptr();
+            }
+            for j in (0..BLOCK).step_by(V::N) {
+                V::load_bools(bools.add(j)).store(masks.as_mut_ptr().add(j));
+            }
             let operands = [(masks.as_ptr(), BLOCK), from[0], from[1]];
-            map::<V, 3>(left, d.add(at), operands, |[m, a, b]| m.select(a, b));
+            map_here::<V, 3>(left, d.add(at), operands, |[m, a, b]| m.select(a, b));
         }
-        at += BLOCK;
-        c_from = c_from.wrapping_add(c.1);
+        bools = bools.wrapping_add(c.1);
         for i in 0..2 {
             from[i].0 = from[i].0.wrapping_add(args[i].1);
         }
@@ -224,6 +253,8 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
                 Binary::Div => map::<V, 2>(n, d, [a, b], |[x, y]| x.div(y)),
                 Binary::Min => map::<V, 2>(n, d, [a, b], |[x, y]| x.min(y)),
                 Binary::Max => map::<V, 2>(n, d, [a, b], |[x, y]| x.max(y)),
+                // Once for a number: it is no vector function.
+                Binary::Pow if a.1 + b.1 == 0 => std::slice::from_raw_parts_mut(d, n).fill((*a.0).powf(*b.0)),
                 Binary::Pow => each(n, d, [a, b], |[x, y]: [f32; 2]| x.powf(y)),
                 Binary::And | Binary::Or | Binary::Equal | Binary::Less | Binary::LessOrEqual => {
                     unreachable!("{op:?} never gives a float")

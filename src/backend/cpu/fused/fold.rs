@@ -132,7 +132,8 @@ unsafe fn total<V: F32s, const A: usize>(
 ///
 /// # Safety
 /// They are there, and `V`'s instructions.
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 pub(crate) unsafe fn floats<V: F32s>(op: ReduceOp, x: *const f32, n: usize) -> f32 {
     let (source, start) = ([(x, BLOCK)], identity(op));
     // Safety: the caller's promise.
@@ -149,7 +150,8 @@ pub(crate) unsafe fn floats<V: F32s>(op: ReduceOp, x: *const f32, n: usize) -> f
 ///
 /// # Safety
 /// As for [`floats`]; an operand that does not move has a block.
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 pub(crate) unsafe fn dot<V: F32s>(a: Source<f32>, b: Source<f32>, n: usize) -> f32 {
     // Safety: the caller's promise.
     unsafe { total::<V, 2>([a, b], n, 0.0, |[x, y]| x.mul(y), |a, b| a.add(b), |a, b| a + b) }

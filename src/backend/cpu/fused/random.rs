@@ -10,7 +10,8 @@ use std::array::from_fn;
 ///
 /// # Safety
 /// `n` places behind `d`; `V`'s instructions are there.
-#[inline(always)]
+#[cfg_attr(target_arch = "wasm32", inline(never))]
+#[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 pub(super) unsafe fn random<V: F32s>(d: *mut f32, n: usize, cx: &RunContext, stream: u32, start: u64) {
     let mut at = 0;
     let one = |at: usize| philox::uniform(cx, stream, start + at as u64);
