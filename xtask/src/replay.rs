@@ -13,6 +13,7 @@ pub(crate) mod data;
 pub(crate) mod engine;
 mod golden;
 mod losses;
+mod nudge;
 mod torch;
 mod verdict;
 mod wasm;
@@ -36,12 +37,15 @@ pub(crate) struct Args {
     /// Where to run: cpu, or wasm (the npm package in Node)
     #[arg(long, default_value = "cpu")]
     backend: String,
+    /// How many differences a line spells out
+    #[arg(long, default_value_t = 3)]
+    reasons: usize,
 }
 
 impl Args {
     pub(crate) fn run(self) -> Result<()> {
         let mut engine = engine::engine(&self.backend)?;
-        let failed = replay(&self.dirs, &mut *engine)?;
+        let failed = replay(&self.dirs, &mut *engine, self.reasons)?;
         ensure!(failed.is_empty(), "{} runs are not ok: {}", failed.len(), failed.join(", "));
         Ok(())
     }
@@ -51,19 +55,19 @@ impl Args {
 pub(crate) fn test() -> Result<()> {
     let dirs: Vec<PathBuf> = ["golden", "torch"].map(|name| crate::sh::root().join("tests/fixtures").join(name)).into();
     for backend in ["cpu", "wasm"] {
-        Args { dirs: dirs.clone(), backend: backend.into() }.run()?;
+        Args { dirs: dirs.clone(), backend: backend.into(), reasons: 3 }.run()?;
     }
     Ok(())
 }
 
 /// Replays the cases in `dirs`; gives the names of the runs that are not ok.
-fn replay(dirs: &[PathBuf], engine: &mut dyn Engine) -> Result<Vec<String>> {
+fn replay(dirs: &[PathBuf], engine: &mut dyn Engine, reasons: usize) -> Result<Vec<String>> {
     let mut failed = Vec::new();
     for folder in cases(dirs)? {
         let trace = data::json(&folder.join("trace.json"))?;
         let name = trace["case"].as_str().map(str::to_owned);
         let name = name.unwrap_or_else(|| folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
-        let mut report = Report { case: &name, backend: engine.name().to_owned(), failed: &mut failed };
+        let mut report = Report { case: &name, backend: engine.name().to_owned(), reasons, failed: &mut failed };
         let case = Case { folder: &folder, trace: &trace };
         if trace["runs"].is_object() {
             golden::replay(&case, engine, &mut report);
@@ -117,6 +121,7 @@ impl Case<'_> {
 struct Report<'a> {
     case: &'a str,
     backend: String,
+    reasons: usize,
     failed: &'a mut Vec<String>,
 }
 
@@ -124,7 +129,7 @@ impl Report<'_> {
     /// Does a run and prints its line. An error or a panic in it is a failure of this run alone.
     fn run(&mut self, run: &str, source: &str, work: impl FnOnce() -> Result<Verdict>) {
         let verdict = guarded(work).unwrap_or_else(|error| Verdict::failed(format!("{error:#}")));
-        println!("{}", verdict.line(self.case, run, source, &self.backend));
+        println!("{}", verdict.line(self.case, run, source, &self.backend, self.reasons));
         if !verdict.ok() {
             self.failed.push(format!("{}/{run}/{source}", self.case));
         }

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use ontrain::artifacts::{Optimizer, Options};
-use ontrain::checkpoint::CheckpointState;
 use ontrain::graph::{Attribute, Graph, Node};
 use ontrain::onnx::{WriteOptions, read_file, write};
 use ontrain::tensor::{DType, Tensor};
@@ -15,6 +14,7 @@ use serde_json::{Map, Value};
 use super::data::{self, Arrays, number, numbers, strings};
 use super::engine::{Engine, Feed, Rate, Trained, Training};
 use super::losses::loss;
+use super::nudge::{self, spread};
 use super::verdict::{Verdict, elements, largest, norm};
 use super::{Case, Report};
 
@@ -26,8 +26,6 @@ const ZERO_GRADIENT: f64 = 1e-5;
 const LOSS: f64 = 1e-5;
 /// Losses and norms of a training, relative.
 const TRACE: f64 = 1e-4;
-/// Trainings from moved parameters, where one strays.
-const NUDGES: u64 = 3;
 
 pub(super) fn replay(case: &Case<'_>, engine: &mut dyn Engine, report: &mut Report<'_>) {
     for label in ["ts17train", "dyn"].into_iter().filter(|label| case.trace[label].is_object()) {
@@ -250,25 +248,19 @@ impl<'a> Export<'a> {
         Ok(verdict)
     }
 
-    /// A training on the one batch. Where it strays, the same training is done from parameters that are moved by 1e-7: a
-    /// model with kinks (ReLU6 and its like) may turn such a move into more than rounding, and ten times of that is allowed.
+    /// A training on the one batch. Where it strays, trainings from moved parameters say how far it may (see `nudge`).
     fn train(&self, trace: &Value, optimizer: Optimizer, engine: &mut dyn Engine) -> Result<Verdict> {
         ensure!(!self.incomplete, "a parameter is missing in the export");
-        let mut artifacts = engine.generate(&self.model, &self.options(Some(optimizer))?)?;
+        let artifacts = engine.generate(&self.model, &self.options(Some(optimizer))?)?;
         let (batches, steps) = ([self.batch()?], numbers(&trace["losses64"])?.len());
         let rate = number(&trace["options"]["lr"]).context("lr")? as f32;
-        let trained = engine.train(&training(&artifacts, &batches, steps, rate, true))?;
+        let job = training(&artifacts, &batches, steps, rate, true);
+        let trained = engine.train(&job)?;
         let verdict = self.judge(trace, &trained, &[])?;
         if verdict.ok() || trained.stopped.is_some() {
             return Ok(verdict);
         }
-        let checkpoint = artifacts.checkpoint.clone();
-        let mut moved = Vec::new();
-        for seed in 1..=NUDGES {
-            artifacts.checkpoint = nudged(&checkpoint, seed)?;
-            moved.push(engine.train(&training(&artifacts, &batches, steps, rate, true))?);
-        }
-        self.judge(trace, &trained, &moved)
+        self.judge(trace, &trained, &nudge::trainings(&job, engine)?)
     }
 
     /// Compares a training with the recorded one; `moved` are trainings from slightly moved parameters.
@@ -283,7 +275,7 @@ impl<'a> Export<'a> {
         let mut most = 0.0;
         let mut tolerance = |expected: f64, found: f64, value: &dyn Fn(&Trained) -> Option<f64>| {
             most = spread(moved, found, value).max(most); // what has strayed once does not come back
-            (TRACE.max(10.0 * known) * expected.abs()).max(10.0 * most)
+            (TRACE.max(10.0 * known) * expected.abs()).max(nudge::ALLOWED * most)
         };
         verdict.require(trained.losses.len() == expected.len(), || {
             format!("{} losses of {}", trained.losses.len(), expected.len())
@@ -313,36 +305,12 @@ impl<'a> Export<'a> {
             if let Some(whole) = p.layout.whole(value)? {
                 let found = norm(&whole);
                 let other = |t: &Trained| Some(norm(&p.layout.whole(t.parameters.get(&p.initializer)?).ok()??));
-                let tolerance = (TRACE * l2_64).max(10.0 * rounding).max(10.0 * spread(moved, found, &other));
+                let tolerance = (TRACE * l2_64).max(10.0 * rounding).max(nudge::ALLOWED * spread(moved, found, &other));
                 verdict.near(|| format!("norm of {} at the end", p.name), found, l2_64, tolerance);
             }
         }
         Ok(())
     }
-}
-
-/// How far a number of other trainings is from the one found.
-fn spread(moved: &[Trained], found: f64, value: &dyn Fn(&Trained) -> Option<f64>) -> f64 {
-    moved.iter().filter_map(value).fold(0.0, |most, x| (x - found).abs().max(most))
-}
-
-/// A checkpoint whose trained parameters are multiplied by 1 + 1e-7 r, r uniform of variance 1.
-fn nudged(checkpoint: &[u8], seed: u64) -> Result<Vec<u8>> {
-    let mut state = CheckpointState::from_bytes(checkpoint)?;
-    let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    for p in state.parameters().to_vec() {
-        let Some(value) = p.value.filter(|_| p.requires_grad) else { continue };
-        let mut values = value.to_f64s();
-        for x in &mut values {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
-            *x *= 1.0 + 1e-7 * (2.0 * unit - 1.0) * 3f64.sqrt();
-        }
-        state.set_parameter(&p.name, Tensor::from_f64s(value.dtype(), value.shape(), &values)?)?;
-    }
-    Ok(state.to_bytes(false)?)
 }
 
 /// A training on one batch.

@@ -13,9 +13,6 @@ pub(crate) struct Verdict {
     reasons: Vec<String>,
 }
 
-/// How many reasons a line spells out.
-const REASONS: usize = 3;
-
 impl Verdict {
     /// A run that did not get as far as a comparison.
     pub(crate) fn failed(reason: impl std::fmt::Display) -> Self {
@@ -73,12 +70,12 @@ impl Verdict {
         }
     }
 
-    /// The line of the run.
-    pub(crate) fn line(&self, case: &str, run: &str, source: &str, backend: &str) -> Value {
+    /// The line of the run; it spells out `reasons` of what differs.
+    pub(crate) fn line(&self, case: &str, run: &str, source: &str, backend: &str, reasons: usize) -> Value {
         let reason = match self.reasons.len() {
             0 => None,
-            n if n <= REASONS => Some(self.reasons.join("; ")),
-            n => Some(format!("{}; … ({n} in all)", self.reasons[..REASONS].join("; "))),
+            n if n <= reasons => Some(self.reasons.join("; ")),
+            n => Some(format!("{}; … ({n} in all)", self.reasons[..reasons].join("; "))),
         };
         json!({
             "case": case, "run": run, "source": source, "backend": backend, "steps": self.steps,
