@@ -4,7 +4,7 @@
 //! of both follow each other without a gap.
 
 use super::conv::{ConvDirection, ConvShape};
-use super::conv_geometry::{Axis, D, H, Plan, W};
+use super::conv_geometry::{Axis, D, H, Plan, W, copy_row};
 use super::conv_tiles::{store, wave};
 use super::gemm::cut;
 use super::gemm_dot::{Stretches, dot_block};
@@ -17,6 +17,8 @@ const WAVE: usize = 1 << 17;
 const STRETCH: usize = 1024;
 /// Output channels of one task: their rows of `dy` stay in the second-level cache.
 const BAND: usize = 30;
+/// Planes with fewer elements are gathered.
+const SMALL: usize = 512;
 /// Taps of one task at least.
 const TAPS: usize = 4;
 /// f32 elements in one offset.
@@ -35,6 +37,8 @@ struct Layout {
     extent: usize,
     /// Whether `dy` is copied, to `extent` places for each of its planes.
     spread: bool,
+    /// Whether small planes are gathered, so that those of one channel follow each other.
+    gathered: bool,
     /// Input channels of a group times taps.
     k: usize,
 }
@@ -44,11 +48,15 @@ impl Layout {
         let plan = Plan::new(shape, ConvDirection::Forward);
         let axes = plan.part(0);
         let (planes, extent) = (Plan::planes(&axes), plan.extent(&axes));
+        let pointwise = !plan.copied && plan.shape.kernel == [1; D] && plan.shape.input == plan.shape.output;
+        let gathered = pointwise && (1..SMALL).contains(&extent) && shape.batch > 1;
+        let wave = if gathered { (2 * STRETCH / extent).clamp(1, shape.batch) } else { wave(&plan, WAVE) };
         Layout {
-            wave: wave(&plan, WAVE).min(shape.batch),
+            wave,
             planes,
             extent,
             spread: extent != axes[H].grid * axes[W].grid,
+            gathered,
             k: plan.source_channels * axes.iter().map(|a| a.taps).product::<usize>(),
             plan,
             axes,
@@ -58,6 +66,9 @@ impl Layout {
     /// Elements of the copies of image and `dy`.
     fn copies(&self) -> (usize, usize) {
         let s = &self.plan.shape;
+        if self.gathered {
+            return (self.wave * s.in_channels * self.extent, self.wave * s.out_channels * self.extent);
+        }
         let image = if self.plan.copied { self.wave * s.in_channels * self.plan.stored_len } else { 0 };
         // A wave that copies nothing of the image is the whole batch; `dy` then goes in waves of its own size.
         let dy = if self.spread { self.images() * s.out_channels * self.planes * self.extent } else { 0 };
@@ -99,11 +110,15 @@ pub(crate) fn weight_gradient(isa: Isa, shape: &ConvShape, x: &[f32], dy: &[f32]
     plan.offsets(&layout.axes, read, weight);
     // A result without rows in between: channel after channel, plane after plane.
     let dy_plane = if layout.spread { layout.extent } else { layout.axes[H].grid * layout.axes[W].grid };
-    let dy_channel = layout.planes * dy_plane;
+    let mut strides = (plan.stored_len, layout.planes * dy_plane);
+    if layout.gathered {
+        strides = (layout.wave * layout.extent, layout.wave * layout.extent);
+        read.iter_mut().enumerate().for_each(|(k, read)| *read = (k * strides.0) as isize);
+    }
     for (i, stretch) in stretches.iter_mut().enumerate() {
         let (image, plane) = (i / layout.planes, i % layout.planes);
         let b = image * shape.in_channels * plan.stored_len + plan.plane(&layout.axes, plane).0;
-        *stretch = [(image * shape.out_channels * dy_channel + plane * dy_plane) as isize, b as isize];
+        *stretch = [(image * shape.out_channels * strides.1 + plane * dy_plane) as isize, b as isize];
     }
     let stored = start.wrapping_add(layout.table());
     let spread = stored.wrapping_add(layout.copies().0);
@@ -114,6 +129,10 @@ pub(crate) fn weight_gradient(isa: Isa, shape: &ConvShape, x: &[f32], dy: &[f32]
         let dy = &dy[first * shape.out_channels * plan.out_len..];
         // Safety: the copies have room for the images of a launch.
         unsafe {
+            if layout.gathered {
+                gather(isa, x, (images, shape.in_channels, layout.extent), stored, strides.0);
+                gather(isa, dy, (images, shape.out_channels, layout.extent), spread, strides.1);
+            }
             if plan.copied {
                 store(isa, plan, x, images * shape.in_channels, stored);
             }
@@ -123,15 +142,57 @@ pub(crate) fn weight_gradient(isa: Isa, shape: &ConvShape, x: &[f32], dy: &[f32]
         }
         let launch = Launch {
             layout: &layout,
-            image: if plan.copied { stored } else { x.as_ptr() },
-            dy: if layout.spread { spread } else { dy.as_ptr() },
-            dy_channel,
+            image: if plan.copied || layout.gathered { stored } else { x.as_ptr() },
+            dy: if layout.spread || layout.gathered { spread } else { dy.as_ptr() },
+            channels: strides,
             read,
-            stretches: &stretches[..images * layout.planes],
+            // What has been gathered is one stretch.
+            len: if layout.gathered { images * layout.extent } else { layout.extent },
+            stretches: if layout.gathered { &[[0, 0]] } else { &stretches[..images * layout.planes] },
             first: first == 0,
             dw,
         };
         launch.run(isa);
+    }
+}
+
+/// Copies `[images, channels, len]` so that the images of one channel follow each other, channels `stride` apart.
+///
+/// # Safety
+/// `from` holds that much, `to` has room for it.
+unsafe fn gather(isa: Isa, from: &[f32], sizes: (usize, usize, usize), to: *mut f32, stride: usize) {
+    let (images, channels, len) = sizes;
+    let (from, to) = (Shared::from_ptr(from.as_ptr().cast_mut()), Shared::from_ptr(to));
+    let tasks = cut(channels, 1, images * channels * len * 16);
+    parallel_for(tasks, |t| {
+        let range = (t * channels / tasks, (t + 1) * channels / tasks);
+        dispatch_on(isa, Gather { from, to, sizes, stride, range });
+    });
+}
+
+/// Gathers some channels.
+struct Gather {
+    from: Shared<f32>,
+    to: Shared<f32>,
+    sizes: (usize, usize, usize),
+    stride: usize,
+    range: (usize, usize),
+}
+
+impl SimdOp for Gather {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (images, channels, len) = self.sizes;
+        for i in 0..images {
+            for c in self.range.0..self.range.1 {
+                let from = self.from.get().wrapping_add((i * channels + c) * len);
+                let to = self.to.get().wrapping_add(c * self.stride + i * len);
+                // Safety: promised to `gather`; each channel is in one task.
+                unsafe { copy_row::<S>(from, 1, to, len) };
+            }
+        }
     }
 }
 
@@ -173,8 +234,11 @@ struct Launch<'a> {
     layout: &'a Layout,
     image: *const f32,
     dy: *const f32,
-    dy_channel: usize,
+    /// Elements from channel to channel of image and `dy`.
+    channels: (usize, usize),
     read: &'a [isize],
+    /// Elements of a stretch.
+    len: usize,
     stretches: &'a [[isize; 2]],
     first: bool,
     dw: Shared<f32>,
@@ -188,7 +252,7 @@ impl Launch<'_> {
         let plan = &self.layout.plan;
         let (bands, columns) = (plan.out_channels.div_ceil(BAND), self.layout.k.div_ceil(TAPS));
         let units = plan.shape.groups * bands * columns;
-        let work = self.layout.extent * self.stretches.len() * plan.shape.out_channels * self.layout.k;
+        let work = self.len * self.stretches.len() * plan.shape.out_channels * self.layout.k;
         let tasks = cut(units, 1, work);
         parallel_for(tasks, |t| {
             let units = (t * units / tasks, (t + 1) * units / tasks);
@@ -222,12 +286,12 @@ impl SimdOp for Task<'_> {
             let rows = (band * m / self.bands, (band + 1) * m / self.bands);
             let columns = (first * k / self.columns, last * k / self.columns);
             let dw = launch.dw.moved(group * m * k);
-            let dy = launch.dy.wrapping_add(group * m * launch.dy_channel);
-            let image = launch.image.wrapping_add(group * plan.source_channels * plan.stored_len);
+            let dy = launch.dy.wrapping_add(group * m * launch.channels.1);
+            let image = launch.image.wrapping_add(group * plan.source_channels * launch.channels.0);
             // Long planes go piece by piece, short ones several at a time.
             let mut start = true;
-            for p in (0..layout.extent).step_by(STRETCH) {
-                let len = STRETCH.min(layout.extent - p);
+            for p in (0..launch.len).step_by(STRETCH) {
+                let len = STRETCH.min(launch.len - p);
                 for table in launch.stretches.chunks((STRETCH / len).max(1)) {
                     let fresh = launch.first && start;
                     start = false;
@@ -243,7 +307,7 @@ impl SimdOp for Task<'_> {
                     // Safety: rows, taps and stretches lie inside the tensors or their copies.
                     unsafe {
                         let dy = dy.wrapping_add(p);
-                        dot_block::<S>(dy, rows, launch.dy_channel as isize, columns, b_row, over, put);
+                        dot_block::<S>(dy, rows, launch.channels.1 as isize, columns, b_row, over, put);
                     }
                 }
             }
