@@ -126,7 +126,7 @@ fn settle(cx: &mut LowerCx<'_>, o: usize, view: &View) -> Result<()> {
             cx.alias(o, view.clone());
         } else {
             let to = cx.output(o)?;
-            cx.map(&[view.clone()], to, |p, v| p.cast(v[0], dtype));
+            cx.map(std::slice::from_ref(view), to, |p, v| p.cast(v[0], dtype));
         }
     }
     Ok(())

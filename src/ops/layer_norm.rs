@@ -229,7 +229,7 @@ impl Operator for LayerNormGrad {
             cx.fused(x.shape.clone(), x.rank() - axis, p, reads, vec![to]);
         }
         self.sum(cx, 1, &[dy.clone(), x.clone(), mean.clone(), inv.clone()], axis)?;
-        self.sum(cx, 2, &[dy.clone()], axis)
+        self.sum(cx, 2, std::slice::from_ref(dy), axis)
     }
 }
 

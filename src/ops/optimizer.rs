@@ -48,7 +48,7 @@ fn infer_optimizer(cx: &mut InferCx<'_>, scalars: usize, groups: usize) -> Resul
 /// The `update_signal` of an optimizer, if it has one; writes output 0 to be it, or true.
 fn signal(cx: &mut LowerCx<'_>, scalars: usize, groups: usize) -> Result<Option<View>> {
     cx.keep();
-    if (cx.input_count() - scalars) % groups == 0 {
+    if (cx.input_count() - scalars).is_multiple_of(groups) {
         cx.set_constant(0, Tensor::from_bools(&[1], &[true])?);
         return Ok(None);
     }

@@ -277,7 +277,7 @@ impl Operator for Reduction {
         let integer_mean = self.how == How::Mean && x.dtype.is_int();
         reduce(cx, &shape, &reduced, op, scale, &[x], to.clone(), |_, x| x[0]);
         if integer_mean {
-            cx.map(&[to.clone()], to, |p, x| {
+            cx.map(std::slice::from_ref(&to), to.clone(), |p, x| {
                 let count = p.constant_like(count as f64, x[0]);
                 p.binary(Binary::Div, x[0], count)
             });
