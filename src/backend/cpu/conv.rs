@@ -1,14 +1,14 @@
 //! Convolution in NCHW: N-d, grouped, strided, dilated, padded; forward and both gradients, f32.
 //!
 //! Forward and input gradient are one thing, a stride-1 correlation over a padded copy of the image (or the
-//! image itself where nothing is padded): see `conv_tiles`. The weight gradient is a table of dot products:
-//! see `conv_weight`. One channel per group goes to `depthwise`, a convolution that sees its whole input at
-//! once is a matrix product.
+//! image itself where nothing is padded): see `conv_tiles`. Where an input gradient would mostly see padding,
+//! `conv_columns` takes over. The weight gradient is a table of dot products: see `conv_weight`. One channel per
+//! group goes to `depthwise`, a convolution that sees its whole input at once is a matrix product.
 
 use super::conv_geometry::{D, Plan};
 use super::gemm::{Gemm, Matrix, gemm, gemm_scratch};
 use super::simd::{Isa, isa};
-use super::{conv_tiles, conv_weight, depthwise};
+use super::{conv_columns, conv_tiles, conv_weight, depthwise};
 
 /// Most spatial dimensions of a convolution or a pool.
 pub const MAX_SPATIAL: usize = 4;
@@ -133,6 +133,8 @@ fn conv_scratch_on(isa: Isa, shape: &ConvShape, direction: ConvDirection) -> usi
         depthwise::scratch(shape, direction)
     } else if direction == ConvDirection::WeightGradient {
         conv_weight::scratch(shape)
+    } else if direction == ConvDirection::InputGradient && conv_columns::suits(isa, shape) {
+        conv_columns::scratch(shape)
     } else {
         conv_tiles::scratch(isa, &Plan::new(shape, direction))
     }
@@ -225,6 +227,8 @@ fn input_gradient_on(
         product((m, n, k), Matrix::row_major(dy, k), Matrix::row_major(w, n), (None, beta), dx, scratch);
     } else if shape.is_depthwise() {
         depthwise::correlate(isa, &Plan::new(shape, ConvDirection::InputGradient), dy, w, bias, dx, scratch);
+    } else if conv_columns::suits(isa, shape) {
+        conv_columns::input_gradient(isa, shape, dy, w, bias, dx, scratch);
     } else {
         conv_tiles::correlate(isa, &Plan::new(shape, ConvDirection::InputGradient), dy, w, bias, dx, scratch);
     }

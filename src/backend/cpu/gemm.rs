@@ -131,6 +131,15 @@ fn gemm_on(isa: Isa, p: &Gemm<'_>, c: &mut [f32], ldc: usize, scratch: &mut [f32
     unsafe { job.run(scratch.as_mut_ptr(), true) };
 }
 
+/// One f32 product inside a task, on one thread, without checks.
+///
+/// # Safety
+/// The matrices lie inside their slices, `c` and `scratch` are good for the product, and no other task has them.
+pub(crate) unsafe fn gemm_in_task(isa: Isa, p: &Gemm<'_>, c: Shared<f32>, ldc: usize, scratch: *mut f32) {
+    // Safety: the caller's promise.
+    unsafe { Job::new(isa, p, c, ldc).run(scratch, false) };
+}
+
 /// `batch` products of one shape. Product i takes A and B `offsets(i)` elements further on, and C `i * c_stride`
 /// further on; `c_stride` must keep the products apart.
 ///

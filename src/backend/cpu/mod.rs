@@ -6,6 +6,7 @@ pub mod copy;
 pub mod index;
 pub mod fused;
 pub mod conv;
+mod conv_columns;
 mod conv_geometry;
 mod conv_tiles;
 mod conv_weight;

@@ -75,18 +75,18 @@ impl PoolShape {
     }
 
     /// Rows of one plane of the output.
-    fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.output[..self.spatial - 1].iter().product()
     }
 
     /// Rows of taps in the kernel.
-    fn tap_rows(&self) -> usize {
+    pub(crate) fn tap_rows(&self) -> usize {
         self.kernel[..self.spatial - 1].iter().product()
     }
 
     /// For a row of the output and a row of taps: the row of the input that they meet in, if there is one.
     #[inline(always)]
-    fn meet(&self, mut row: usize, mut tap: usize) -> Option<usize> {
+    pub(crate) fn meet(&self, mut row: usize, mut tap: usize) -> Option<usize> {
         let (mut at, mut rows) = (0, 1);
         for d in (0..self.spatial - 1).rev() {
             let o = row % self.output[d];
@@ -105,9 +105,13 @@ impl PoolShape {
     /// For a tap of the last axis: the outputs `first..last` for which it lies in the input, and the input
     /// position that the first of them reads.
     #[inline(always)]
-    fn along(&self, tap: usize) -> (usize, usize, usize) {
+    pub(crate) fn along(&self, tap: usize) -> (usize, usize, usize) {
         let d = self.spatial - 1;
         let (stride, shift) = (self.stride[d], tap * self.dilation[d]);
+        if self.pad[d] == 0 && shift + (self.output[d].max(1) - 1) * stride < self.input[d] {
+            // The common case, without divisions.
+            return (0, self.output[d], shift);
+        }
         let first = self.pad[d].saturating_sub(shift).div_ceil(stride).min(self.output[d]);
         let last = (self.input[d] + self.pad[d]).saturating_sub(shift).div_ceil(stride).clamp(first, self.output[d]);
         (first, last, (first * stride + shift).saturating_sub(self.pad[d]))
