@@ -91,6 +91,9 @@ impl MatMul {
     /// # Safety
     /// Every view has passed `Memory::check` for this memory, and the result overlaps no operand.
     pub(super) unsafe fn run(&self, memory: &Memory, scratch: &mut [f32]) {
+        if self.out.is_empty() {
+            return;
+        }
         // Safety: the caller's word; the slices cover whole buffers, which are disjoint or shared for reading.
         let (a, b, c) =
             unsafe { (slice(memory, self.a.buffer), slice(memory, self.b.buffer), slice_mut(memory, &self.out)) };
