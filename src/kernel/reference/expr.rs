@@ -180,7 +180,7 @@ fn coordinate(axis: usize, shape: &[usize]) -> Values {
     Values::Int(values)
 }
 
-fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
+pub(super) fn undefined(op: impl std::fmt::Debug, dtype: DType) -> Error {
     err!(Unsupported, "{op:?} of {dtype}")
 }
 
@@ -246,7 +246,7 @@ fn row_reduce(op: ReduceOp, a: &Values, space: &Space, dtype: DType) -> Result<V
     })
 }
 
-fn as_binary(op: ReduceOp) -> Binary {
+pub(super) fn as_binary(op: ReduceOp) -> Binary {
     match op {
         ReduceOp::Sum => Binary::Add,
         ReduceOp::Max => Binary::Max,
@@ -254,7 +254,7 @@ fn as_binary(op: ReduceOp) -> Binary {
     }
 }
 
-fn float_identity(op: ReduceOp) -> f64 {
+pub(super) fn float_identity(op: ReduceOp) -> f64 {
     match op {
         ReduceOp::Sum => 0.0,
         ReduceOp::Max => f64::NEG_INFINITY,
@@ -262,7 +262,7 @@ fn float_identity(op: ReduceOp) -> f64 {
     }
 }
 
-fn int_identity(op: ReduceOp, dtype: DType) -> i64 {
+pub(super) fn int_identity(op: ReduceOp, dtype: DType) -> i64 {
     let (low, high) = int_limits(dtype);
     match op {
         ReduceOp::Sum => 0,
@@ -271,7 +271,7 @@ fn int_identity(op: ReduceOp, dtype: DType) -> i64 {
     }
 }
 
-fn float_unary(op: Unary) -> Option<fn(f64) -> f64> {
+pub(super) fn float_unary(op: Unary) -> Option<fn(f64) -> f64> {
     Some(match op {
         Unary::Neg => |x| -x,
         Unary::Abs => f64::abs,
@@ -291,7 +291,7 @@ fn float_unary(op: Unary) -> Option<fn(f64) -> f64> {
     })
 }
 
-fn int_unary(op: Unary, dtype: DType) -> Option<fn(i64) -> i64> {
+pub(super) fn int_unary(op: Unary, dtype: DType) -> Option<fn(i64) -> i64> {
     Some(match (op, dtype) {
         (Unary::Not, DType::Bool) => |x| (x == 0) as i64,
         (_, DType::Bool) => return None,
@@ -304,7 +304,7 @@ fn int_unary(op: Unary, dtype: DType) -> Option<fn(i64) -> i64> {
     })
 }
 
-fn float_compare(op: Binary) -> Option<fn(&f64, &f64) -> bool> {
+pub(super) fn float_compare(op: Binary) -> Option<fn(&f64, &f64) -> bool> {
     Some(match op {
         Binary::Equal => PartialEq::eq,
         Binary::Less => PartialOrd::lt,
@@ -313,7 +313,7 @@ fn float_compare(op: Binary) -> Option<fn(&f64, &f64) -> bool> {
     })
 }
 
-fn float_binary(op: Binary) -> Option<fn(f64, f64) -> f64> {
+pub(super) fn float_binary(op: Binary) -> Option<fn(f64, f64) -> f64> {
     Some(match op {
         Binary::Add => |a, b| a + b,
         Binary::Sub => |a, b| a - b,
@@ -328,7 +328,7 @@ fn float_binary(op: Binary) -> Option<fn(f64, f64) -> f64> {
 }
 
 /// On `u64` by bits; on the others `i64` holds every value, so that signed arithmetic is right.
-fn int_binary(op: Binary, dtype: DType) -> Option<fn(i64, i64) -> i64> {
+pub(super) fn int_binary(op: Binary, dtype: DType) -> Option<fn(i64, i64) -> i64> {
     let (bool, u64) = (dtype == DType::Bool, dtype == DType::U64);
     Some(match op {
         Binary::And if bool => |a, b| a & b,

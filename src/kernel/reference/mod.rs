@@ -4,7 +4,7 @@
 //! Floats of any width are computed in `f64` and rounded where they are stored or cast; integers
 //! are exact in `i64` (`u64` by its bits) and wrap to the dtype's width after each operation. Sums
 //! run in plain row-major order. All operands are read before anything is written, so that writes
-//! may alias reads.
+//! may alias reads. A [`Fused`](Kernel::Fused) kernel of one element allocates nothing.
 
 mod conv;
 mod erf;
@@ -12,6 +12,7 @@ mod expr;
 mod index;
 mod matmul;
 mod pool;
+mod scalar;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -31,6 +32,7 @@ use values::Values;
 /// floats); `Plan` for a view that leaves its buffer. All name `step.from`.
 pub fn run(step: &Step, buffers: &mut dyn Buffers, cx: &RunContext) -> Result<()> {
     let done = match &step.kernel {
+        Kernel::Fused(k) if scalar::takes(k) => scalar::fused(k, step, buffers, cx),
         Kernel::Fused(k) => expr::fused(k, step, buffers, cx),
         Kernel::Reduce(k) => expr::reduce(k, step, buffers, cx),
         Kernel::Gemm(k) => matmul::gemm(k, step, buffers),

@@ -131,7 +131,7 @@ pub(super) fn truncate(x: f64, dtype: DType) -> i64 {
 }
 
 /// An integer rounded once to a float dtype.
-fn int_to_float(x: i64, from: DType, to: DType) -> f64 {
+pub(super) fn int_to_float(x: i64, from: DType, to: DType) -> f64 {
     match (from, to) {
         (DType::U64, DType::F32) => x as u64 as f32 as f64,
         (_, DType::F32) => x as f32 as f64,
