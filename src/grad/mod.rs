@@ -6,7 +6,7 @@ mod check;
 
 pub use check::{Check, check_gradients};
 
-use crate::error::{Result, bail, err};
+use crate::error::{Error, Result, bail, err};
 use crate::graph::{Graph, ValueId, ValueType};
 use crate::ops::{Builder, Facts, GradCx, resolve};
 use crate::tensor::{Tensor, known_shape, show_dims};
@@ -58,7 +58,46 @@ pub fn differentiate(graph: &mut Graph, facts: &mut Facts, loss: ValueId, wrt: &
             }
         }
     }
-    wrt.iter().map(|&id| walk.finish(graph, facts, loss, id, &stopped)).collect()
+    let mut gradients = Vec::with_capacity(wrt.len());
+    for &id in wrt {
+        if !walk.has(id) {
+            return Err(unreached(graph, facts, loss, id, forward, stopped));
+        }
+        gradients.push(walk.finish(graph, facts, id)?);
+    }
+    Ok(gradients)
+}
+
+/// Why `id` has no gradient: nodes on its paths to the loss give integers, or pass none (`stopped`).
+fn unreached(
+    graph: &Graph,
+    facts: &Facts,
+    loss: ValueId,
+    id: ValueId,
+    forward: usize,
+    mut stopped: Vec<String>,
+) -> Error {
+    let depends = dependents(graph, facts, &[id]);
+    let mut needed = vec![false; graph.value_count()];
+    needed[loss.index()] = true;
+    for node in graph.nodes[..forward].iter().rev() {
+        if node.outputs.iter().flatten().any(|id| needed[id.index()]) {
+            node.inputs.iter().flatten().for_each(|id| needed[id.index()] = true);
+        }
+    }
+    for node in &graph.nodes[..forward] {
+        let ends = |id: &&ValueId| needed[id.index()] && !depends[id.index()];
+        if node.inputs.iter().flatten().any(|id| depends[id.index()])
+            && let Some(ty) = node.outputs.iter().flatten().find(ends).and_then(|id| facts.ty(*id))
+        {
+            stopped.push(format!("{}, which gives {}", node.path(graph), ty.dtype));
+        }
+    }
+    let error = err!(Gradient, "the loss \"{}\" does not depend on \"{}\"", graph.name_of(loss), graph.name_of(id));
+    match stopped.as_slice() {
+        [] => error,
+        _ => error.found(format!("paths that no gradient passes: {}", stopped.join("; "))),
+    }
 }
 
 fn check_loss(graph: &Graph, facts: &Facts, loss: ValueId) -> Result<()> {
@@ -139,33 +178,27 @@ impl Walk {
         Ok(Some(total))
     }
 
-    /// The gradient that a caller asked for, under its name.
-    fn finish(&mut self, graph: &mut Graph, facts: &mut Facts, loss: ValueId, id: ValueId, stopped: &[String]) -> Result<ValueId> {
+    /// The gradient that a caller asked for, which [`Self::has`] one, under its name.
+    fn finish(&mut self, graph: &mut Graph, facts: &mut Facts, id: ValueId) -> Result<ValueId> {
         let name = graph.name_of(id).to_owned();
-        let Some(total) = self.total(graph, facts, id)? else {
-            let error = err!(Gradient, "the loss \"{}\" does not depend on \"{name}\"", graph.name_of(loss));
-            return Err(match stopped {
-                [] => error,
-                _ => error.found(format!("paths that no gradient passes: {}", stopped.join(", "))),
-            });
-        };
+        let total = self.total(graph, facts, id)?;
+        let total = total.ok_or_else(|| err!(Gradient, "\"{name}\" has no gradient"))?;
         let (dx, x) = (facts.ty(total), facts.ty(id));
         if let (Some(dx), Some(x)) = (dx, x)
-            && let (Some(a), Some(b)) = (dx.shape.as_deref().and_then(known_shape), x.shape.as_deref().and_then(known_shape))
+            && let (Some(a), Some(b)) =
+                (dx.shape.as_deref().and_then(known_shape), x.shape.as_deref().and_then(known_shape))
             && a != b
         {
-            return Err(err!(Gradient, "the gradient of \"{name}\" has a wrong shape").expected(show_dims(&b)).found(show_dims(&a)));
+            return Err(err!(Gradient, "the gradient of \"{name}\" has a wrong shape")
+                .expected(show_dims(&b))
+                .found(show_dims(&a)));
         }
         let wanted = format!("{name}_grad");
         // A gradient that is a constant or belongs to two values gets a node of its own.
         let shared = graph.nodes.iter().all(|n| !n.outputs.contains(&Some(total)))
             || graph.name_of(total).ends_with("_grad")
             || graph.find(&wanted).is_some();
-        let own = if shared {
-            Builder { graph, facts, stem: wanted.clone() }.op("Identity", &[total])?
-        } else {
-            total
-        };
+        let own = if shared { Builder { graph, facts, stem: wanted.clone() }.op("Identity", &[total])? } else { total };
         if graph.find(&wanted).is_none() {
             graph.rename(own, &wanted)?;
         }
