@@ -28,6 +28,9 @@ pub trait Backend {
     /// Reads the first `bytes.len()` bytes of a buffer.
     fn download(&self, buffer: &Self::Buffer, bytes: &mut [u8]) -> Result<()>;
 
+    /// Copies the first `bytes` bytes of one buffer to another, on the device.
+    fn copy(&self, from: &Self::Buffer, to: &Self::Buffer, bytes: usize) -> Result<()>;
+
     /// Prepares a plan; `inputs` are the buffers of its inputs, in order. Inputs that are pinned or unused need
     /// one all the same.
     fn compile(&self, plan: &Plan, inputs: &[Self::Buffer]) -> Result<Self::Program>;

@@ -1,7 +1,7 @@
 //! The training and eval models over one set of parameters.
 
 use super::model::{Model, Role};
-use super::parameters::Parameters;
+use super::parameters::{Parameter, Parameters};
 use crate::backend::Backend;
 use crate::checkpoint::CheckpointState;
 use crate::error::{Result, bail, err};
@@ -30,6 +30,8 @@ pub struct Module<B: Backend> {
     pub(super) parameters: Parameters<B>,
     train: Model<B>,
     eval: Option<Model<B>>,
+    /// Running statistics: a train step moves them in place, one that fails must leave them as they were.
+    statistics: Vec<Kept<B>>,
     /// One bool on the device: overwrite gradients instead of adding.
     reset: B::Buffer,
     /// Will the next train step overwrite?
@@ -37,6 +39,13 @@ pub struct Module<B: Backend> {
     training: bool,
     non_finite: NonFinite,
     cx: RunContext,
+}
+
+/// A buffer and what it held before the step.
+struct Kept<B: Backend> {
+    value: B::Buffer,
+    before: B::Buffer,
+    bytes: usize,
 }
 
 const RESET: &str = "lazy_reset_grad";
@@ -55,9 +64,12 @@ impl<B: Backend> Module<B> {
         let gradients = parameters.trainable().count();
         let read = train.outputs.len().checked_sub(gradients).filter(|&n| n > 0);
         let Some(read) = read else {
-            return Err(err!(Graph, "the training model has too few outputs").expected(format!("a loss and {gradients} flags")).found(train.outputs.len()));
+            return Err(err!(Graph, "the training model has too few outputs")
+                .expected(format!("a loss and {gradients} flags"))
+                .found(train.outputs.len()));
         };
         let roles = parameters.roles(&train, &reset)?;
+        let statistics = parameters.statistics(&train, &backend)?;
         let train = Model::new(train, roles, read);
         let eval = eval.map(|graph| -> Result<_> {
             let roles = parameters.roles(&graph, &reset).map_err(|e| e.at("eval model"))?;
@@ -66,7 +78,18 @@ impl<B: Backend> Module<B> {
         });
         let eval = eval.transpose()?;
         let cx = RunContext::default();
-        let module = Self { backend, parameters, train, eval, reset, overwrite: true, training: true, non_finite: NonFinite::default(), cx };
+        let module = Self {
+            backend,
+            parameters,
+            train,
+            eval,
+            statistics,
+            reset,
+            overwrite: true,
+            training: true,
+            non_finite: NonFinite::default(),
+            cx,
+        };
         Ok(module)
     }
 
@@ -116,14 +139,32 @@ impl<B: Backend> Module<B> {
     pub fn train_step(&mut self, inputs: &[&Tensor]) -> Result<f32> {
         self.parameters.check_filled()?;
         self.backend.upload(&self.reset, &[self.overwrite as u8])?;
+        for kept in &self.statistics {
+            self.backend.copy(&kept.value, &kept.before, kept.bytes)?;
+        }
         self.cx.step += 1;
         self.overwrite = true; // unless the step goes through
+        let loss = self.run_training(inputs);
+        if loss.is_err() {
+            for kept in &self.statistics {
+                self.backend.copy(&kept.before, &kept.value, kept.bytes)?;
+            }
+        }
+        let loss = loss?;
+        self.overwrite = false;
+        Ok(loss)
+    }
+
+    fn run_training(&mut self, inputs: &[&Tensor]) -> Result<f32> {
         self.train.run(&self.backend, inputs, &self.cx)?;
         let loss = scalar(&self.train.outputs()[0])?;
         if !loss.is_finite() && self.non_finite == NonFinite::Error {
-            bail!(State, "the loss is {loss} at train step {}; parameters are unchanged and this step's gradients are dropped", self.cx.step);
+            bail!(
+                State,
+                "the loss is {loss} at train step {}; parameters are unchanged and this step's gradients are dropped",
+                self.cx.step
+            );
         }
-        self.overwrite = false;
         Ok(loss)
     }
 
@@ -240,7 +281,8 @@ impl<B: Backend> Module<B> {
             graph.initializers.push((id, Arc::new(self.parameter(&p.name)?)));
         }
         cut(&mut graph, outputs)?;
-        let used: Vec<_> = graph.nodes.iter().flat_map(|n| n.inputs.iter().flatten().copied()).chain(graph.outputs.clone()).collect();
+        let used: Vec<_> =
+            graph.nodes.iter().flat_map(|n| n.inputs.iter().flatten().copied()).chain(graph.outputs.clone()).collect();
         graph.inputs.retain(|input| used.contains(input)); // labels go with the loss
         let domains: Vec<String> = graph.nodes.iter().map(|n| n.domain.clone()).collect();
         graph.opsets.retain(|domain, _| domain.is_empty() || domains.contains(domain));
@@ -257,7 +299,9 @@ fn scalar(tensor: &Tensor) -> Result<f32> {
     match tensor.as_slice::<f32>() {
         Some([loss]) => Ok(*loss),
         _ if tensor.len() == 1 && tensor.dtype().is_float() => Ok(tensor.to_f64s()[0] as f32),
-        _ => Err(err!(Graph, "the first output is not a loss").expected("one floating number").found(format!("{tensor:?}"))),
+        _ => Err(err!(Graph, "the first output is not a loss")
+            .expected("one floating number")
+            .found(format!("{tensor:?}"))),
     }
 }
 
@@ -289,6 +333,20 @@ impl<B: Backend> Parameters<B> {
             roles.push(role);
         }
         Ok(roles)
+    }
+}
+
+impl<B: Backend> Parameters<B> {
+    /// The parameters that a training model moves by itself: running mean and variance.
+    fn statistics(&self, train: &Graph, backend: &B) -> Result<Vec<Kept<B>>> {
+        let norms = train.nodes.iter().filter(|n| n.op_type == "BatchNormInternal");
+        let moved =
+            norms.flat_map(|n| n.inputs.iter().skip(3).flatten()).filter_map(|id| self.find(train.name_of(*id)));
+        let keep = |p: &Parameter<B>| {
+            let bytes = p.shape.iter().product::<usize>() * p.dtype.size();
+            Ok(Kept { value: p.value.clone(), before: backend.alloc(bytes)?, bytes })
+        };
+        moved.map(keep).collect()
     }
 }
 

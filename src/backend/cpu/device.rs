@@ -76,6 +76,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn copy(&self, from: &CpuBuffer, to: &CpuBuffer, bytes: usize) -> Result<()> {
+        fits(from, bytes)?;
+        fits(to, bytes)?;
+        // Safety: `fits` checked both; `copy` allows that they are one buffer. As in `upload`.
+        unsafe { std::ptr::copy(from.0.start, to.0.start, bytes) };
+        Ok(())
+    }
+
     fn compile(&self, plan: &Plan, inputs: &[CpuBuffer]) -> Result<CpuProgram> {
         let arena = self.alloc(plan.arena_bytes)?;
         let mut memory = Memory::new(plan.buffers.len());
