@@ -1,0 +1,376 @@
+//! The table of backend_table.rs for products and windows: Gemm, Conv, Pool.
+
+use crate::backend_table::Case;
+use ontrain::kernel::{Conv, Direction, Gemm, Kernel, Pool, PoolKind};
+use ontrain::tensor::{DType, Tensor};
+
+#[test]
+fn gemm() {
+    let sizes = [
+        (1, 1, 1),
+        (5, 7, 3),
+        (16, 16, 16),
+        (33, 20, 18),
+        (3, 0, 2),
+        (0, 3, 2),
+        (3, 4, 0),
+        (65, 130, 47),
+        (1, 64, 40),
+        (40, 64, 1),
+        (2, 300, 2),
+    ];
+    let batches: [&[usize]; 4] = [&[], &[3], &[2, 2], &[0]];
+    let mut n = 0;
+    for (m, k, cols) in sizes {
+        for batch in batches {
+            for layout in 0..8 {
+                n += 1;
+                let dtype = if n % 11 == 0 { DType::F64 } else { DType::F32 };
+                let mut case = Case::new(format!("gemm {m}x{k}x{cols} batch {batch:?} layout {layout} {dtype}"));
+                let rank = batch.len() + 2;
+                let plain: Vec<usize> = (0..rank).collect();
+                let mut turned = plain.clone();
+                turned.swap(rank - 1, rank - 2);
+                let shape = |a: usize, b: usize| [batch, &[a, b]].concat();
+                let order = |bit: usize| if layout >> bit & 1 == 1 { &turned } else { &plain };
+                let step = [1, 1, 2, -1][n % 4];
+                let mut a = case.strided(dtype, &shape(m, k), order(0), step);
+                let mut b = case.strided(dtype, &shape(k, cols), order(1), [1, -1, 1, 3][n % 4]);
+                // One of the operands is the same for the whole batch, now and then.
+                match n % 5 {
+                    1 if !batch.is_empty() => b.strides[0] = 0,
+                    2 if !batch.is_empty() => a.strides[..batch.len()].fill(0),
+                    _ => {}
+                }
+                let out = case.strided(dtype, &shape(m, cols), order(2), if n % 7 == 0 { 2 } else { 1 });
+                let bias = match n % 6 {
+                    0 => None,
+                    1 => Some(case.numbers(dtype, &[cols])),
+                    2 => Some(case.numbers(dtype, &[m, 1])),
+                    3 => Some(case.numbers(dtype, &[1])),
+                    4 => Some(case.strided(dtype, &[m, cols], &[1, 0], 1)),
+                    _ => Some(case.strided(dtype, &shape(m, cols), &plain, 1)),
+                };
+                let beta = if bias.is_none() { 0.0 } else { [1.0, -0.5, 2.0][n % 3] };
+                let mut case = case.read(a).read(b);
+                if let Some(bias) = bias {
+                    case = case.read(bias.broadcast_to(&shape(m, cols)));
+                }
+                let kernel = Gemm { alpha: [1.0, 0.25, -2.0][n / 2 % 3], beta };
+                case.write(out).check(Kernel::Gemm(kernel), 2e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn gemm_of_integers() {
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let mut case = Case::new(format!("gemm of {dtype}"));
+        let (a, b) = (case.numbers(dtype, &[4, 5]), case.numbers(dtype, &[5, 3]));
+        let out = case.numbers(dtype, &[4, 3]);
+        case.read(a).read(b).write(out).check(Kernel::Gemm(Gemm { alpha: 1.0, beta: 0.0 }), 0.0);
+    }
+}
+
+struct Convolution {
+    batch: usize,
+    /// Per group: channels in, channels out.
+    channels: (usize, usize),
+    groups: usize,
+    image: &'static [usize],
+    window: &'static [usize],
+    strides: &'static [usize],
+    dilations: &'static [usize],
+    pads: &'static [(usize, usize)],
+}
+
+impl Convolution {
+    fn output(&self) -> Vec<usize> {
+        let axis = |i: usize| {
+            let (begin, end) = self.pads[i];
+            (self.image[i] + begin + end - (self.window[i] - 1) * self.dilations[i] - 1) / self.strides[i] + 1
+        };
+        (0..self.image.len()).map(axis).collect()
+    }
+}
+
+#[test]
+fn conv() {
+    type C = Convolution;
+    let table = [
+        C {
+            batch: 2,
+            channels: (3, 5),
+            groups: 1,
+            image: &[9],
+            window: &[3],
+            strides: &[1],
+            dilations: &[1],
+            pads: &[(1, 1)],
+        },
+        C {
+            batch: 1,
+            channels: (1, 1),
+            groups: 1,
+            image: &[1],
+            window: &[1],
+            strides: &[1],
+            dilations: &[1],
+            pads: &[(0, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (2, 3),
+            groups: 2,
+            image: &[17],
+            window: &[4],
+            strides: &[2],
+            dilations: &[3],
+            pads: &[(2, 5)],
+        },
+        C {
+            batch: 2,
+            channels: (3, 8),
+            groups: 1,
+            image: &[10, 11],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+        C {
+            batch: 3,
+            channels: (16, 24),
+            groups: 1,
+            image: &[7, 5],
+            window: &[1, 1],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(0, 0), (0, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (4, 9),
+            groups: 1,
+            image: &[9, 8],
+            window: &[1, 1],
+            strides: &[2, 2],
+            dilations: &[1, 1],
+            pads: &[(0, 0), (0, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (5, 7),
+            groups: 1,
+            image: &[12, 13],
+            window: &[5, 2],
+            strides: &[3, 2],
+            dilations: &[1, 2],
+            pads: &[(0, 3), (2, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 1),
+            groups: 9,
+            image: &[8, 19],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+        C {
+            batch: 1,
+            channels: (1, 1),
+            groups: 16,
+            image: &[9, 9],
+            window: &[3, 3],
+            strides: &[2, 2],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+        C {
+            batch: 1,
+            channels: (1, 2),
+            groups: 4,
+            image: &[9, 7],
+            window: &[3, 2],
+            strides: &[1, 2],
+            dilations: &[2, 1],
+            pads: &[(2, 2), (1, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 1),
+            groups: 6,
+            image: &[7, 7],
+            window: &[7, 7],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(3, 3), (3, 3)],
+        },
+        C {
+            batch: 1,
+            channels: (3, 2),
+            groups: 3,
+            image: &[6, 6],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(0, 0), (0, 0)],
+        },
+        C {
+            batch: 1,
+            channels: (2, 3),
+            groups: 1,
+            image: &[3, 3],
+            window: &[2, 2],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(4, 4), (3, 5)],
+        },
+        C {
+            batch: 2,
+            channels: (2, 4),
+            groups: 1,
+            image: &[5, 6, 4],
+            window: &[3, 2, 3],
+            strides: &[1, 2, 1],
+            dilations: &[1, 1, 1],
+            pads: &[(1, 1), (0, 1), (1, 0)],
+        },
+        C {
+            batch: 1,
+            channels: (1, 1),
+            groups: 3,
+            image: &[4, 5, 6],
+            window: &[2, 3, 2],
+            strides: &[2, 1, 2],
+            dilations: &[1, 2, 1],
+            pads: &[(0, 0), (2, 2), (1, 1)],
+        },
+        C {
+            batch: 0,
+            channels: (3, 4),
+            groups: 1,
+            image: &[6, 6],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+        C {
+            batch: 1,
+            channels: (40, 33),
+            groups: 1,
+            image: &[6, 6],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+    ];
+    for (i, c) in table.iter().enumerate() {
+        for direction in [Direction::Forward, Direction::InputGrad, Direction::WeightGrad] {
+            for bias in [false, true] {
+                if bias && direction != Direction::Forward {
+                    continue;
+                }
+                for dtype in [DType::F32, DType::F64] {
+                    if dtype == DType::F64 && i % 4 != 0 {
+                        continue;
+                    }
+                    let mut case = Case::new(format!("conv {i} {direction:?} {dtype}"));
+                    let spatial = c.output();
+                    let (inside, outside) = (c.channels.0 * c.groups, c.channels.1 * c.groups);
+                    let x = case.numbers(dtype, &[&[c.batch, inside], c.image].concat());
+                    let w = case.numbers(dtype, &[&[outside, c.channels.0], c.window].concat());
+                    let y = case.numbers(dtype, &[&[c.batch, outside], &spatial[..]].concat());
+                    let (first, second, out) = match direction {
+                        Direction::Forward => (x, w, y),
+                        Direction::InputGrad => (y, w, x),
+                        Direction::WeightGrad => (y, x, w),
+                    };
+                    let b = bias.then(|| case.numbers(dtype, &[outside]));
+                    let mut case = case.read(first).read(second);
+                    if let Some(b) = b {
+                        case = case.read(b);
+                    }
+                    let kernel = Conv {
+                        direction,
+                        groups: c.groups,
+                        strides: c.strides.to_vec(),
+                        dilations: c.dilations.to_vec(),
+                        pads_begin: c.pads.iter().map(|p| p.0).collect(),
+                    };
+                    case.write(out).check(Kernel::Conv(kernel), 3e-5);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pool() {
+    let kinds = [PoolKind::Max, PoolKind::Average { include_pad: false }, PoolKind::Average { include_pad: true }];
+    // image, window, strides, dilations, begin, end
+    type Row =
+        (&'static [usize], &'static [usize], &'static [usize], &'static [usize], &'static [usize], &'static [usize]);
+    let table: [Row; 8] = [
+        (&[9], &[2], &[2], &[1], &[0], &[0]),
+        (&[8, 8], &[2, 2], &[2, 2], &[1, 1], &[0, 0], &[0, 0]),
+        (&[9, 10], &[3, 3], &[2, 2], &[1, 1], &[1, 1], &[1, 1]),
+        (&[7, 19], &[3, 2], &[1, 1], &[2, 1], &[2, 0], &[2, 1]),
+        (&[5, 4], &[5, 4], &[1, 1], &[1, 1], &[0, 0], &[0, 0]),
+        (&[6, 6], &[2, 2], &[3, 1], &[1, 2], &[0, 1], &[1, 1]),
+        (&[5, 6, 7], &[2, 3, 2], &[2, 1, 2], &[1, 1, 1], &[0, 1, 1], &[1, 1, 0]),
+        (&[3, 3], &[2, 2], &[2, 2], &[1, 1], &[1, 1], &[1, 1]),
+    ];
+    for (i, (image, window, strides, dilations, begin, end)) in table.into_iter().enumerate() {
+        for kind in kinds {
+            for (batch, channels) in [(2, 3), (1, 17), (0, 2)] {
+                for dtype in [DType::F32, DType::F64] {
+                    let axis =
+                        |a: usize| (image[a] + begin[a] + end[a] - (window[a] - 1) * dilations[a] - 1) / strides[a] + 1;
+                    let out: Vec<usize> = (0..image.len()).map(axis).collect();
+                    let shape = |spatial: &[usize]| [&[batch, channels], spatial].concat();
+                    let kernel = |gradient: bool| {
+                        Kernel::Pool(Pool {
+                            kind,
+                            gradient,
+                            window: window.to_vec(),
+                            strides: strides.to_vec(),
+                            dilations: dilations.to_vec(),
+                            pads_begin: begin.to_vec(),
+                            pads_end: end.to_vec(),
+                        })
+                    };
+                    let what = format!("pool {i} {kind:?} batch {batch} {dtype}");
+                    let mut case = Case::new(what.clone());
+                    let x = case.numbers(dtype, &shape(image));
+                    let y = case.numbers(dtype, &shape(&out));
+                    let positions = case.numbers(DType::I64, &shape(&out));
+                    let is_max = kind == PoolKind::Max;
+                    let case = case.read(x).write(y);
+                    // Positions are wanted only where there is a gradient.
+                    let case = if is_max && i % 2 == 0 { case.write(positions) } else { case };
+                    case.check(kernel(false), 1e-5);
+
+                    let mut case = Case::new(format!("{what} gradient"));
+                    let dy = case.numbers(dtype, &shape(&out));
+                    let dx = case.numbers(dtype, &shape(image));
+                    let outputs: usize = out.iter().product();
+                    let count = batch * channels * outputs;
+                    // Any positions in the same plane will do; one is in the padding.
+                    let plane: usize = image.iter().product();
+                    let mut position = |p: usize| p / outputs * plane + case.random.below(plane);
+                    let at: Vec<i64> = (0..count).map(|p| if p == 1 { -1 } else { position(p) as i64 }).collect();
+                    let positions = case.buffer(&Tensor::new(&shape(&out), &at).unwrap());
+                    let case = case.read(dy);
+                    let case = if is_max { case.read(positions) } else { case };
+                    case.write(dx).check(kernel(true), 1e-5);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Whole-system tests, in one binary because linking is dear.
+
+mod allocations;
+mod artifacts_contract;
+mod backend_products;
+mod backend_table;
+mod bad_input;
+mod determinism;
+mod plans;
+mod support;
