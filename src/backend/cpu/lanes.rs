@@ -62,7 +62,7 @@ pub(crate) trait F32s: Copy {
     /// High and low halves of the products of the bits as unsigned integers.
     fn umul(self, o: Self) -> (Self, Self);
     /// The bits, a signed integer, as a number.
-    fn from_int(self) -> Self;
+    fn to_number(self) -> Self;
 
     /// All ones where `self` is NaN.
     #[inline(always)]
@@ -211,7 +211,7 @@ impl<const L: usize> F32s for Plain<L> {
         )
     }
     #[inline(always)]
-    fn from_int(self) -> Self {
+    fn to_number(self) -> Self {
         Self(plain!(|a: f32| a.to_bits() as i32 as f32, self.0))
     }
     #[inline(always)]
@@ -291,8 +291,8 @@ impl<V: F32s> F32s for Pair<V> {
         (Self(a.0, b.0), Self(a.1, b.1))
     }
     #[inline(always)]
-    fn from_int(self) -> Self {
-        Self(self.0.from_int(), self.1.from_int())
+    fn to_number(self) -> Self {
+        Self(self.0.to_number(), self.1.to_number())
     }
 }
 
@@ -395,7 +395,7 @@ mod avx2 {
             }
         }
         #[inline(always)]
-        fn from_int(self) -> Self {
+        fn to_number(self) -> Self {
             // Safety: `self` exists, hence AVX2 does.
             Self(unsafe { _mm256_cvtepi32_ps(_mm256_castps_si256(self.0)) })
         }
@@ -492,7 +492,7 @@ mod simd128 {
             (Self(i32x4_shuffle::<1, 3, 5, 7>(first, last)), Self(i32x4_shuffle::<0, 2, 4, 6>(first, last)))
         }
         #[inline(always)]
-        fn from_int(self) -> Self {
+        fn to_number(self) -> Self {
             Self(f32x4_convert_i32x4(self.0))
         }
         #[inline(always)]

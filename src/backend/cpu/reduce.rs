@@ -6,6 +6,9 @@ use super::memory::Memory;
 use crate::kernel::{Expr, ExprId, Fused, Program, Reduce, ReduceOp, RunContext, View};
 use std::cmp::Reverse;
 
+/// Runs of fewer elements are too short to be rows.
+const SHORT: usize = 128;
+
 /// A [`Reduce`] kernel, ready to run on any memory that its views fit.
 #[derive(Debug)]
 pub struct Reducer(Way);
@@ -25,21 +28,31 @@ impl Reducer {
             return None;
         }
         let order = order(shape, reads);
-        // Trailing axes that stay make columns; without any, the kernel has rows.
-        let kept = |a: &usize| !reduced[*a];
-        let trail = order.iter().rev().take_while(|a| kept(a) || shape[**a] == 1).count();
-        let trail = if order[order.len() - trail..].iter().all(|&a| shape[a] == 1) { 0 } else { trail };
-        let (body, tail) = order.split_at(order.len() - trail);
-        let lead: Vec<usize> = body.iter().copied().filter(kept).collect();
-        let order = [&lead[..], &body.iter().copied().filter(|a| !kept(a)).collect::<Vec<_>>(), tail].concat();
+        // Trailing axes that stay make columns. So do those that stay around a few innermost ones
+        // that are reduced, as in N x C x (H x W) by channel: their runs are too short for rows.
+        let size = |axes: &[usize]| axes.iter().map(|&a| shape[a]).product::<usize>();
+        let trailing = |axes: &[usize], kept: bool| {
+            axes.iter().rev().take_while(|a| shape[**a] == 1 || reduced[**a] != kept).count()
+        };
+        let mut inner = trailing(&order, false);
+        let mut trail = trailing(&order[..order.len() - inner], true);
+        let (body, rest) = order.split_at(order.len() - inner - trail);
+        let short = size(&rest[trail..]) < SHORT && body.iter().any(|&a| reduced[a] && shape[a] > 1);
+        if size(&rest[..trail]) == 1 || !(short || size(&rest[trail..]) == 1) {
+            (inner, trail) = (0, 0);
+        }
+        let (body, tail) = order.split_at(order.len() - inner - trail);
+        let (lead, middle): (Vec<usize>, Vec<usize>) = body.iter().partition(|a| !reduced[**a]);
+        let order = [&lead[..], &middle, tail].concat();
 
         let program = permuted(program, &order)?;
         let shape: Vec<usize> = order.iter().map(|&a| shape[a]).collect();
         let reads: Vec<View> = reads.iter().map(|v| v.permuted(&order)).collect();
         let write = write.permuted(&order);
         if trail > 0 {
-            let columns = Columns::compile(&shape, (lead.len(), trail), &program, (*op, *scale), &reads, &write)?;
-            return Some(Self(Way::Columns(columns)));
+            let axes = (lead.len(), trail, inner);
+            return Columns::compile(&shape, axes, &program, (*op, *scale), &reads, &write)
+                .map(|c| Self(Way::Columns(c)));
         }
         let row_axes = shape.len() - lead.len();
         let fused = Fused { shape, row_axes, program: reducing(program, *op, *scale)? };
@@ -173,6 +186,8 @@ mod tests {
             vec![2, 60_000],
             vec![5, 6, 7],
             vec![4, 20, 36],
+            vec![8, 300, 9],
+            vec![3, 20, 5, 7],
             vec![3, 2, 700],
             vec![700, 3, 2],
             vec![6, 5, 4, 3, 2],

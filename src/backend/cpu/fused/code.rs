@@ -53,6 +53,8 @@ pub(crate) struct Access {
     pub(crate) dense: bool,
     /// Slot that points at this operand's part of the tile.
     pub(crate) slot: Option<u16>,
+    /// Do tiles that run one after the other often see the same elements?
+    pub(crate) repeats: bool,
     /// The number of a tile that is gathered again only if another place is read.
     pub(crate) kept: Option<u8>,
 }
@@ -262,7 +264,7 @@ impl Maker<'_> {
                         continue;
                     }
                     // The same place is read again by the next tile.
-                    if elements && access.step == 0 && self.kept < MAX_KEPT {
+                    if elements && access.repeats && self.kept < MAX_KEPT {
                         self.accesses[k].kept = Some(self.kept as u8);
                         self.kept += 1;
                     }

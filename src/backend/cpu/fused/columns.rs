@@ -20,7 +20,8 @@ const WORK: usize = 1 << 15;
 const PARTS: usize = 16;
 
 /// `scale * op over the middle axes of program(reads)`, for a space of leading kept, reduced, and
-/// trailing kept axes.
+/// trailing kept axes. The innermost axes may be reduced too: they are kept as long as the others
+/// are reduced, and summed in the end.
 #[derive(Debug)]
 pub(crate) struct Columns {
     machine: Machine,
@@ -30,6 +31,8 @@ pub(crate) struct Columns {
     sums: u16,
     /// Elements of the trailing kept axes. Does a tile hold them all, or else a piece?
     columns: usize,
+    /// So many neighbouring columns are one in the end.
+    fold: usize,
     whole: bool,
     pieces: usize,
     /// Rows (combinations of leading axes), steps of a row's reduction (tiles of one piece).
@@ -45,10 +48,10 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// Prepares it; `lead` and `trail` say how many of the axes are kept before and after those
-    /// reduced. `None` as for [`super::FusedOp`], and for results that are not floats.
+    /// reduced, and how many follow that are reduced in the end. `None` as for [`super::FusedOp`], and for results that are not floats.
     pub(crate) fn compile(
         shape: &[usize],
-        (lead, trail): (usize, usize),
+        (lead, trail, inner): (usize, usize, usize),
         program: &Program,
         (op, scale): (ReduceOp, f64),
         reads: &[View],
@@ -57,18 +60,21 @@ impl Columns {
         if reads.len() + 1 > MAX_ACCESSES || Class::of(write.dtype) != Some(Class::F) || shape.contains(&0) {
             return None;
         }
-        let end = shape.len() - trail;
+        let (end, kept_end) = (shape.len() - trail - inner, shape.len() - inner);
         let dims = |axes: std::ops::Range<usize>| axes.map(|a| (shape[a], write.strides[a])).collect::<Vec<_>>();
-        let (write_lead, write_trail) = (dims(0..lead), dims(end..shape.len()));
+        let (write_lead, write_trail) = (dims(0..lead), dims(end..kept_end));
         let mut walks: Vec<Walk> = reads.iter().map(Walk::new).collect();
         let group: Vec<u8> = (0..shape.len()).map(|a| (a >= lead) as u8 + (a >= end) as u8).collect();
         let (merged, groups) = merge(shape, &group, &mut walks.iter_mut().collect::<Vec<_>>());
         let split = groups.iter().filter(|g| **g == 0).count();
+        let trailing = groups.iter().filter(|g| **g == 2).count();
         let (merged, split) = pad(merged, split, &mut walks);
         if merged.len() > MAX_AXES {
             return None;
         }
+        let tail = merged.len() - trailing;
         let columns: usize = shape[end..].iter().product();
+        let fold: usize = shape[kept_end..].iter().product();
         let tiling = Tiling::new(merged, split, TILE, 0);
         // A tile is some steps of the reduction over all columns, or one step over some columns.
         let whole = tiling.tile_len().is_multiple_of(columns);
@@ -78,7 +84,9 @@ impl Columns {
             .map(|walk| {
                 Class::of(walk.dtype)?;
                 let level = level(&walk, split);
-                Some(access(&tiling, walk, level))
+                let still = walk.strides[split..tail].iter().all(|s| *s == 0);
+                let access = access(&tiling, walk, level);
+                Some(Access { repeats: access.repeats || still, ..access })
             })
             .collect::<Option<_>>()?;
         let levels: Vec<u8> = accesses.iter().map(|a| a.level).collect();
@@ -103,6 +111,7 @@ impl Columns {
             scale,
             sums,
             columns,
+            fold,
             whole,
             pieces,
             rows,
@@ -210,7 +219,7 @@ impl Run<'_> {
     ///
     /// Safety: as for [`Columns::run`]; all parts are there.
     unsafe fn finish(&self, row: usize) {
-        let Columns { op, scale, parts, columns, write, lead, trail, .. } = self.op;
+        let Columns { op, scale, parts, columns, fold, write, lead, trail, .. } = self.op;
         let mut at = 0;
         let mut rest = row;
         for &(size, stride) in lead.iter().rev() {
@@ -220,8 +229,12 @@ impl Run<'_> {
         // Safety: the caller's promise.
         unsafe {
             let base = self.partial.get().cast::<f64>().add(row * parts * columns);
+            let part = |column: usize| {
+                (1..*parts).fold(*base.add(column), |s, p| combine(*op, s, *base.add(p * columns + column)))
+            };
             let value = |column: usize| {
-                let sum = (1..*parts).fold(*base.add(column), |s, p| combine(*op, s, *base.add(p * columns + column)));
+                let first = column * fold;
+                let sum = (first + 1..first + fold).fold(part(first), |s, c| combine(*op, s, part(c)));
                 (sum * scale) as f32
             };
             let to = self.memory.at(write.buffer, write.offset).offset(at * write.dtype.size() as isize);

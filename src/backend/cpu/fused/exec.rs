@@ -264,6 +264,12 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::MulSub => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y).sub(z)),
             Op::NegMulAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| z.sub(x.mul(y))),
             Op::SubMul => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.sub(y).mul(z)),
+            Op::SubMulAdd => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.sub(y).mul(z).add(w)),
+            Op::MulIfLess => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y.lt(z).and(x.num(1.0)))),
+            Op::MulIfLessOrEqual => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y.le(z).and(x.num(1.0)))),
+            Op::MulIfBoth => {
+                map::<V, 5>(n, d, [a, b, c, e, g], |[x, y, z, w, v]| x.mul(y.le(z).and(w.le(v)).and(x.num(1.0))))
+            }
             Op::MulMulAdd => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.mul(y).add(z.mul(w))),
             Op::DivSqrtAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.div(y.sqrt().add(z))),
             Op::ExpSub => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y))),

@@ -221,6 +221,7 @@ unsafe fn fill<T: Copy>(d: *mut T, n: usize, value: T) {
 }
 
 /// Safety: `rows` values behind `s`, `rows * n` places behind `d`.
+#[inline(never)]
 unsafe fn expand<T: Copy>(d: *mut T, s: *const T, rows: usize, n: usize) {
     const WIDE: usize = 8;
     let total = rows * n;
@@ -277,7 +278,7 @@ pub(crate) fn walk_runs(
 /// Collects a strided operand into consecutive places.
 ///
 /// Safety: every element that it walks over is there, as are the places.
-#[inline(always)]
+#[inline(never)]
 unsafe fn gather<S: Copy, T: Copy>(
     d: *mut T,
     s: *const S,
@@ -306,7 +307,7 @@ unsafe fn gather<S: Copy, T: Copy>(
 /// Spreads consecutive values (or, unless it `moves`, one value) over a strided result.
 ///
 /// Safety: as for [`gather`].
-#[inline(always)]
+#[inline(never)]
 unsafe fn scatter<S: Copy, T: Copy>(
     d: *mut T,
     s: *const S,

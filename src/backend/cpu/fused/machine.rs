@@ -158,5 +158,5 @@ pub(crate) fn access(tiling: &Tiling, walk: Walk, level: u8) -> Access {
     let whole = level == 2;
     let dims = if !whole && tiling.long { Vec::new() } else { tiling.inner_dims(&walk, whole) };
     let (step, dense) = (walk.strides[tiling.axis], tiling.dense(&walk, whole));
-    Access { walk, level, step, dims, dense, slot: None, kept: None }
+    Access { walk, level, step, dims, dense, slot: None, repeats: step == 0, kept: None }
 }

@@ -69,6 +69,14 @@ pub(crate) enum Op {
     NegMulAdd,
     /// `(a - b) * c`
     SubMul,
+    /// `(a - b) * c + d`
+    SubMulAdd,
+    /// `a` times 1 where `b < c`, else times 0
+    MulIfLess,
+    /// `a` times 1 where `b <= c`, else times 0
+    MulIfLessOrEqual,
+    /// `a` times 1 where `b <= c` and `d <= e`, else times 0
+    MulIfBoth,
     /// `a * b + c * d`
     MulMulAdd,
     /// `a / (sqrt(b) + c)`
@@ -419,8 +427,14 @@ impl Graph {
                 if let Some([x, y, ..]) = inner(a, MUL) {
                     return make(Op::MulAdd, [x, y, b, NONE, NONE]);
                 }
-                let [x, y, ..] = inner(b, MUL)?;
-                make(Op::MulAdd, [x, y, a, NONE, NONE])
+                if let Some([x, y, ..]) = inner(b, MUL) {
+                    return make(Op::MulAdd, [x, y, a, NONE, NONE]);
+                }
+                if let Some([x, y, z, ..]) = inner(a, Op::SubMul) {
+                    return make(Op::SubMulAdd, [x, y, z, b, NONE]);
+                }
+                let [x, y, z, ..] = inner(b, Op::SubMul)?;
+                make(Op::SubMulAdd, [x, y, z, a, NONE])
             }
             SUB => {
                 if let Some([x, y, ..]) = inner(a, MUL) {
@@ -433,8 +447,24 @@ impl Graph {
                 if let Some([x, y, ..]) = inner(a, SUB) {
                     return make(Op::SubMul, [x, y, b, NONE, NONE]);
                 }
-                let [x, y, ..] = inner(b, SUB)?;
-                make(Op::SubMul, [x, y, a, NONE, NONE])
+                if let Some([x, y, ..]) = inner(b, SUB) {
+                    return make(Op::SubMul, [x, y, a, NONE, NONE]);
+                }
+                // The gradients of Relu and Clip: times a condition as a number.
+                let (value, [mask, ..]) = match inner(b, Op::BToF) {
+                    Some(args) => (a, args),
+                    None => (b, inner(a, Op::BToF)?),
+                };
+                if let Some([x, y, ..]) = inner(mask, Op::FCompare(Binary::Less)) {
+                    return make(Op::MulIfLess, [value, x, y, NONE, NONE]);
+                }
+                if let Some([x, y, ..]) = inner(mask, Op::FCompare(Binary::LessOrEqual)) {
+                    return make(Op::MulIfLessOrEqual, [value, x, y, NONE, NONE]);
+                }
+                let [first, second, ..] = inner(mask, Op::B2(Binary::And))?;
+                let [x, y, ..] = inner(first, Op::FCompare(Binary::LessOrEqual))?;
+                let [z, w, ..] = inner(second, Op::FCompare(Binary::LessOrEqual))?;
+                make(Op::MulIfBoth, [value, x, y, z, w])
             }
             Op::F2(Binary::Div) => {
                 let [x, y, ..] = inner(b, ADD)?;

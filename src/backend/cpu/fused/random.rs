@@ -62,7 +62,7 @@ unsafe fn blocks<V: F32s>(d: *mut f32, first: u32, rest: [u32; 3], seed: u64) {
     let mut words = [0f32; BLOCK];
     for (k, c) in c.into_iter().enumerate() {
         // The upper 24 bits; the shift copies the sign, the mask drops it.
-        let number = c.sar::<8>().and(c.bits(0x00FF_FFFF)).from_int().mul(c.num(1.0 / (1u32 << 24) as f32));
+        let number = c.sar::<8>().and(c.bits(0x00FF_FFFF)).to_number().mul(c.num(1.0 / (1u32 << 24) as f32));
         // Safety: four vectors of at most eight.
         unsafe { number.store(words.as_mut_ptr().add(k * V::N)) };
     }

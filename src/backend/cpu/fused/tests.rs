@@ -3,6 +3,7 @@
 
 use super::super::threads::set_threads;
 use super::FusedOp;
+use super::nodes::Op;
 use super::testing::{Rng, close, memory};
 use crate::kernel::reference::{self, HostBuffers};
 use crate::kernel::{
@@ -219,6 +220,24 @@ fn every_float_function() {
         let difference = p.sub(a, two);
         outs.extend([p.add(ab, two), p.sub(two, ab), p.mul(difference, b), p.sub(ab, two)]);
         outs.push(p.unary(Exp, difference));
+        let (two_b, half_b) = (p.scale(b, 2.0), p.scale(b, 0.5));
+        let centred = p.sub(a, half_b);
+        let scaled = p.mul(centred, two_b);
+        outs.push(p.add(two_b, scaled));
+        for second in [None, Some(two)] {
+            for compare in [Less, LessOrEqual] {
+                let first = p.binary(compare, two_b, a);
+                let mask = match second {
+                    None => first,
+                    Some(two) => {
+                        let second = p.binary(LessOrEqual, a, two);
+                        p.binary(And, first, second)
+                    }
+                };
+                let mask = p.cast(mask, F32);
+                outs.push(p.mul(half_b, mask));
+            }
+        }
         outs.iter().for_each(|o| p.output(*o));
         let n = outs.len();
         c.finish(&vec![false; n]);
@@ -402,7 +421,8 @@ fn bent_views() {
     let every = |v: View| v.sliced(1, 1, 7, 7);
     let channels = |v: View| v.permuted(&[1, 0, 2]);
     let turned = |v: View| v.permuted(&[2, 0, 1]);
-    let bends: [(&dyn Fn(View) -> View, [usize; 3]); 4] =
+    type Bend<'a> = (&'a dyn Fn(View) -> View, [usize; 3]);
+    let bends: [Bend; 4] =
         [(&flip, [6, 50, 40]), (&every, [6, 7, 40]), (&channels, [50, 6, 40]), (&turned, [40, 6, 50])];
     for (bend, shape) in bends {
         for row_axes in 0..=2 {
@@ -516,5 +536,65 @@ fn random_programs() {
         }
         let n = p.outputs.len();
         c.finish(&vec![false; n]);
+    }
+}
+
+/// Common patterns become one instruction each.
+#[test]
+fn composites_are_found() {
+    type Build = fn(&mut Program, [ExprId; 4]) -> ExprId;
+    let cases: [(Op, Build); 8] = [
+        (Op::SubMulAdd, |p, [a, b, c, d]| {
+            let x = p.sub(a, b);
+            let x = p.mul(x, c);
+            p.add(x, d)
+        }),
+        (Op::MulMulAdd, |p, [a, b, c, d]| {
+            let (x, y) = (p.mul(a, b), p.mul(c, d));
+            p.add(x, y)
+        }),
+        (Op::MulAddClamp, |p, [a, b, c, _]| {
+            let x = p.mul(a, b);
+            let x = p.add(x, c);
+            let (low, high) = (p.constant(0.0, F32), p.constant(6.0, F32));
+            let x = p.binary(Max, x, low);
+            p.binary(Min, x, high)
+        }),
+        (Op::MulIfLess, |p, [a, b, ..]| {
+            let zero = p.constant(0.0, F32);
+            let mask = p.binary(Less, zero, a);
+            let mask = p.cast(mask, F32);
+            p.mul(b, mask)
+        }),
+        (Op::MulIfBoth, |p, [a, b, c, d]| {
+            let (x, y) = (p.binary(LessOrEqual, b, a), p.binary(LessOrEqual, a, c));
+            let mask = p.binary(And, x, y);
+            let mask = p.cast(mask, F32);
+            p.mul(mask, d)
+        }),
+        (Op::SelectLess, |p, [a, b, c, d]| {
+            let x = p.binary(Less, a, b);
+            p.select(x, c, d)
+        }),
+        (Op::DivSqrtAdd, |p, [a, b, c, _]| {
+            let x = p.unary(Sqrt, b);
+            let x = p.add(x, c);
+            p.div(a, x)
+        }),
+        (Op::ExpSub, |p, [a, b, ..]| {
+            let x = p.sub(a, b);
+            p.unary(Exp, x)
+        }),
+    ];
+    for (op, build) in cases {
+        let mut c = Case::new(&[100], 0);
+        let reads = [(); 4].map(|_| c.read(F32, &[]));
+        let result = build(&mut c.program, reads);
+        c.program.output(result);
+        let write = c.write(F32, false);
+        let compiled = FusedOp::compile(&c.fused(), &c.reads, &[write]).unwrap();
+        let ops: Vec<Op> = compiled.machine.code.passes[0].tile.iter().map(|i| i.op).collect();
+        assert_eq!(ops, [op]);
+        c.finish(&[false]);
     }
 }
