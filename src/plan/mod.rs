@@ -9,7 +9,7 @@ mod show;
 
 pub use build::{PlanInput, build};
 
-use crate::kernel::{Step, View};
+use crate::kernel::{Kernel, Step, View};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
 
@@ -75,5 +75,11 @@ impl Plan {
     pub fn constant_bytes(&self) -> usize {
         let bytes = |p: &Placement| if let Placement::Constant(t) = p { t.bytes().len() } else { 0 };
         self.buffers.iter().map(bytes).sum()
+    }
+
+    /// Floating-point operations of one run's matrix products and convolutions.
+    pub fn product_flops(&self) -> u64 {
+        let product = |step: &&Step| matches!(step.kernel, Kernel::Gemm(_) | Kernel::Conv(_));
+        self.steps.iter().filter(product).map(flops::of).sum()
     }
 }

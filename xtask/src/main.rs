@@ -1,10 +1,11 @@
 //! The chores of ontrain, as `cargo xtask VERB`. One file per verb: its arguments (`Args`, whose doc
 //! comment is the verb's help) and what it does (`Args::run`). What several verbs share stands in
-//! `cache` (things kept outside the checkout), `pack` (the npm package installed as a user would) and
-//! `sh` (running other programs).
+//! `cache` (things kept outside the checkout), `pack` (the npm package installed as a user would),
+//! `readme` (the parts of README.md that a verb writes) and `sh` (running other programs).
 
 mod cache;
 mod pack;
+mod readme;
 mod sh;
 
 use std::process::ExitCode;
@@ -38,6 +39,8 @@ verbs! {
     demo => Demo,
     replay => Replay,
     node_suite => NodeSuite,
+    bench => Bench,
+    features => Features,
 }
 
 /// The chores of ontrain.

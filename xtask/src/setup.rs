@@ -4,6 +4,7 @@
 mod chromium;
 mod data;
 mod npm;
+mod python;
 mod wasm;
 
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use crate::{cache, sh};
 pub(crate) use chromium::chromium;
 pub(crate) use data::{mnist, node_suite};
 pub(crate) use npm::{install as npm_install, package as npm_package};
+pub(crate) use python::onnxruntime_training;
 pub(crate) use wasm::{TARGET as WASM_TARGET, toolchain};
 
 /// Fetch everything that build, test and demo need: a wasm32 standard library, the npm tools, a
@@ -50,6 +52,10 @@ impl Args {
             ready("ONNX node suite", node_suite()?.display());
             ready("onnxruntime-web", onnxruntime_web()?.display());
             ready("onnxruntime-node", onnxruntime_node()?.display());
+        match onnxruntime_training() {
+            Ok(python) => ready("onnxruntime-training", python.display()),
+            Err(error) => ready("onnxruntime-training, which only bench --peers uses", format!("missing: {error:#}")),
+        }
         }
         Ok(())
     }

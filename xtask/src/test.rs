@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::{pack, setup, sh};
+use crate::{features, pack, setup, sh};
 
 /// Run every check, cheapest first; ends with a summary and fails if one of them failed
 #[derive(clap::Args)]
@@ -24,6 +24,7 @@ struct Stage {
 const STAGES: &[Stage] = &[
     Stage { name: "fmt", run: fmt },
     Stage { name: "clippy", run: clippy },
+    Stage { name: "features", run: features::check },
     Stage { name: "unit", run: unit },
     Stage { name: "wasm-node", run: || pack::run_tests(&pack::pack_and_install()?) },
     Stage { name: "chromium", run: || pack::run_in_chromium(&pack::pack_and_install()?) },

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::npm;
+use super::python::python;
 use crate::{cache, sh};
 
 /// The `onnx` release whose conformance suite is used.
@@ -28,10 +29,7 @@ pub(crate) fn mnist() -> Result<PathBuf> {
 pub(crate) fn node_suite() -> Result<PathBuf> {
     let name = format!("onnx-{ONNX}");
     let place = cache::entry(&name, "1", &format!("test data of the Python package onnx {ONNX}"), |dir| {
-        let python = ["python3", "python"]
-            .into_iter()
-            .find(|program| sh::on_path(program).is_some())
-            .context("the node suite comes in a Python package: python3 with pip must be on PATH")?;
+        let python = python().context("the node suite comes in a Python package: python3 with pip must be on PATH")?;
         let wheels = dir.join("wheel");
         let download = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"];
         sh::read(Command::new(python).args(download).arg(&wheels).arg(format!("onnx=={ONNX}")))?;

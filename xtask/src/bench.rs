@@ -1,0 +1,211 @@
+//! `cargo xtask bench`: the time of a training step, natively and on wasm, beside ONNX Runtime's.
+//!
+//! A step is forward and backward, the optimizer's step and the reset, on one fixed batch. ontrain and the peer run in processes of
+//! their own that are asked for a few steps in turns, so that both see the same machine; their times are medians over
+//! all rounds.
+//!
+//! | field | meaning |
+//! | --- | --- |
+//! | `ours_ms`, `peer_ms` | milliseconds of a step |
+//! | `ratio` | `ours_ms / peer_ms`: below 1, ontrain is faster |
+//! | `floor_fraction` | the part of `ours_ms` in which the step's matrix products and convolutions would be done at the rate of ontrain's own product of 1024×1024 matrices in the same environment |
+
+mod cases;
+mod runner;
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+use crate::build::{WASM, sizes};
+use crate::{build, readme, setup, sh};
+use cases::{BATCH, CASES, Case};
+use runner::{Env, Programs, Runner};
+
+/// Time training steps of four models natively, in Node and in Chromium
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Also time ONNX Runtime 1.19.2 (Python natively, onnxruntime-web elsewhere), in turns
+    #[arg(long)]
+    peers: bool,
+    /// Print a line of JSON per measurement instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Write the table into README.md
+    #[arg(long)]
+    write: bool,
+    /// Only this model: mlp, lenet, mnv2 or tfm (may be given several times)
+    #[arg(long = "case", value_name = "NAME")]
+    cases: Vec<String>,
+    /// Only this environment (may be given several times)
+    #[arg(long = "env", value_name = "NAME")]
+    envs: Vec<Env>,
+}
+
+/// The name of the table's markers in README.md.
+const PART: &str = "bench";
+
+/// How often the sides take turns.
+const ROUNDS: usize = 9;
+
+/// About how long a turn takes, and the most and fewest steps in it. More would let a fixed batch be learned until
+/// its gradients are denormal numbers, which are slow.
+const TURN_MS: f64 = 300.0;
+const TURN_STEPS: (f64, f64) = (3.0, 60.0);
+
+/// A pause between turns: threads of the other side may spin for a while before they sleep.
+const PAUSE: Duration = Duration::from_millis(40);
+
+impl Args {
+    pub(crate) fn run(self) -> Result<()> {
+        let known = CASES.map(|case| case.name);
+        for name in &self.cases {
+            ensure!(known.contains(&&**name), "there is no case {name:?}; the cases are {}", known.join(", "));
+        }
+        let envs = if self.envs.is_empty() { vec![Env::Native, Env::Node, Env::Chromium] } else { self.envs.clone() };
+        let wanted = |case: &&Case| self.cases.is_empty() || self.cases.iter().any(|name| name == case.name);
+        let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
+        let programs = Programs::prepare(&envs, self.peers)?;
+        let prepared = sh::step("artifacts of the models", || {
+            cases.iter().map(|case| case.prepare()).collect::<Result<Vec<_>>>()
+        })?;
+
+        let mut rows = Vec::new();
+        let mut show = |row: Row| {
+            println!("{}", if self.json { row.json() } else { row.markdown() });
+            rows.push(row);
+        };
+        if !self.json {
+            println!("{HEADER}");
+        }
+        for (program, env) in programs.iter().zip(&envs) {
+            for &threads in env.threads() {
+                let mut rate = None;
+                for (case, files) in cases.iter().zip(&prepared) {
+                    let mut ours = program.start(&files.ours, threads)?;
+                    let rate = match rate {
+                        Some(rate) => rate,
+                        None => *rate.insert(ours.rate()?),
+                    };
+                    let mut peer = program.start_peer(&files.peer, threads)?;
+                    let times = in_turns(&mut ours, peer.as_mut())?;
+                    let floor_ms = files.flops as f64 / rate / 1e6;
+                    show(Row {
+                        case: case.name,
+                        env: env.name(),
+                        threads,
+                        peer: program.peer,
+                        ours_ms: times.0,
+                        peer_ms: times.1,
+                        floor_fraction: floor_ms / times.0,
+                    });
+                }
+            }
+        }
+        let package = sizes(&build::package(build::Mode::Release)?.join("dist").join(WASM))?;
+        println!("{WASM}: {package}");
+        if self.write {
+            readme::write(PART, &section(&rows, &package)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Median milliseconds of a step of both sides, which take turns.
+fn in_turns(ours: &mut Runner, peer: Option<&mut Runner>) -> Result<(f64, Option<f64>)> {
+    let mut sides: Vec<(&mut Runner, usize, Vec<f64>)> = Vec::new();
+    for runner in [Some(ours), peer].into_iter().flatten() {
+        runner.steps(3)?; // plans, pages, caches
+        let turn = TURN_MS / median(&mut runner.steps(3)?);
+        sides.push((runner, turn.clamp(TURN_STEPS.0, TURN_STEPS.1) as usize, Vec::new()));
+    }
+    for _ in 0..ROUNDS {
+        for (runner, count, times) in &mut sides {
+            sleep(PAUSE);
+            times.extend(runner.steps(*count)?);
+        }
+    }
+    let mut medians = sides.iter_mut().map(|(_, _, times)| median(times));
+    Ok((medians.next().unwrap_or(f64::NAN), medians.next()))
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// A measurement.
+struct Row {
+    case: &'static str,
+    env: &'static str,
+    threads: usize,
+    peer: Option<&'static str>,
+    ours_ms: f64,
+    peer_ms: Option<f64>,
+    floor_fraction: f64,
+}
+
+const HEADER: &str = "\
+| case  | where    | threads | ontrain, ms | peer, ms | ratio | floor | peer |
+| ----- | -------- | ------- | ----------- | -------- | ----- | ----- | ---- |";
+
+impl Row {
+    fn ratio(&self) -> Option<f64> {
+        self.peer_ms.map(|peer| self.ours_ms / peer)
+    }
+
+    fn json(&self) -> String {
+        let round = |value: f64| (value * 1e4).round() / 1e4;
+        json!({
+            "case": self.case,
+            "env": self.env,
+            "threads": self.threads,
+            "batch": BATCH,
+            "peer": self.peer,
+            "ours_ms": round(self.ours_ms),
+            "peer_ms": self.peer_ms.map(round),
+            "ratio": self.ratio().map(round),
+            "floor_fraction": round(self.floor_fraction),
+        })
+        .to_string()
+    }
+
+    fn markdown(&self) -> String {
+        let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".into());
+        format!(
+            "| {:<5} | {:<8} | {:>7} | {:>11} | {:>8} | {:>5} | {:>4.0}% | {} |",
+            self.case,
+            self.env,
+            self.threads,
+            figures(self.ours_ms),
+            or_dash(self.peer_ms.map(figures)),
+            or_dash(self.ratio().map(|ratio| format!("{ratio:.2}"))),
+            self.floor_fraction * 100.0,
+            self.peer.unwrap_or("–"),
+        )
+    }
+}
+
+/// Three figures.
+fn figures(ms: f64) -> String {
+    let decimals = if ms < 10.0 { 2 } else { usize::from(ms < 100.0) };
+    format!("{ms:.decimals$}")
+}
+
+/// The part of README.md: sizes, where and when, the table.
+fn section(rows: &[Row], package: &build::Sizes) -> Result<String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let date = sh::read(std::process::Command::new("node").args(["-p", "new Date().toISOString().slice(0, 10)"]))?;
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let cpu = cpu.map_or(std::env::consts::ARCH, |(_, model)| model);
+    let mut text = format!("The engine in the package, `{WASM}`: {package}.\n\n{HEADER}\n");
+    for row in rows {
+        text += &row.markdown();
+        text.push('\n');
+    }
+    text += &format!("\nMeasured on {}: {cores} cores of {cpu}, Node {}.\n", date.trim(), setup::node()?);
+    Ok(text)
+}

@@ -1,0 +1,209 @@
+//! The programs that time steps: each is started once per case and answers line by line, so that two of them can be asked
+//! in turns.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{pack, setup, sh};
+
+/// Where steps are run.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Env {
+    Native,
+    Node,
+    Chromium,
+}
+
+impl Env {
+    /// As the output has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Env::Native => "native",
+            Env::Node => "node",
+            Env::Chromium => "chromium",
+        }
+    }
+
+    /// The numbers of threads to measure: wasm has one.
+    pub(super) fn threads(self) -> &'static [usize] {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self == Env::Native && cores > 1 { &[1, 2] } else { &[1] }
+    }
+}
+
+/// The programs of one environment.
+pub(super) struct Programs {
+    env: Env,
+    /// Natively the benchmark's executable, else the project where the packages are installed.
+    ours: PathBuf,
+    /// The Python that has the native peer.
+    python: Option<PathBuf>,
+    /// The peer's name, if there is one.
+    pub(super) peer: Option<&'static str>,
+}
+
+/// Files of benches/ that run in the project.
+const SCRIPTS: [&str; 3] = ["session.mjs", "node.mjs", "chromium.mjs"];
+
+impl Programs {
+    /// Builds and installs what `envs` need. A peer that cannot be installed is left out with a word.
+    pub(super) fn prepare(envs: &[Env], peers: bool) -> Result<Vec<Self>> {
+        let mut programs = Vec::new();
+        let mut project = None;
+        for &env in envs {
+            let made = match env {
+                Env::Native => Self::native(peers)?,
+                Env::Node | Env::Chromium => {
+                    let project = match &project {
+                        Some(made) => PathBuf::clone(made),
+                        None => project.insert(install(peers, envs)?).clone(),
+                    };
+                    Self { env, ours: project, python: None, peer: peers.then_some("onnxruntime-web 1.19.2") }
+                }
+            };
+            programs.push(made);
+        }
+        Ok(programs)
+    }
+
+    fn native(peers: bool) -> Result<Self> {
+        let ours = sh::step("the native benchmark", executable)?;
+        let python = match peers.then(setup::onnxruntime_training).transpose() {
+            Ok(python) => python,
+            Err(error) => {
+                eprintln!("skipped: the native peer cannot be installed: {error:#}");
+                None
+            }
+        };
+        let peer = python.is_some().then_some("onnxruntime-training 1.19.2 (Python)");
+        Ok(Self { env: Env::Native, ours, python, peer })
+    }
+
+    /// Starts ontrain on a case's folder.
+    pub(super) fn start(&self, folder: &Path, threads: usize) -> Result<Runner> {
+        let command = match self.env {
+            Env::Native => {
+                let mut program = Command::new(&self.ours);
+                program.arg(folder).env("RAYON_NUM_THREADS", threads.to_string());
+                program
+            }
+            Env::Node | Env::Chromium => self.script("ontrain", folder)?,
+        };
+        Runner::start(command, format!("ontrain ({})", self.env.name()))
+    }
+
+    /// Starts the peer, if there is one.
+    pub(super) fn start_peer(&self, folder: &Path, threads: usize) -> Result<Option<Runner>> {
+        let Some(peer) = self.peer else { return Ok(None) };
+        let command = match &self.python {
+            Some(python) => {
+                let mut program = Command::new(python);
+                program.arg(sh::root().join("benches").join("ort.py")).arg(folder).arg(threads.to_string());
+                program
+            }
+            None => self.script("onnxruntime-web", folder)?,
+        };
+        Runner::start(command, format!("{peer} ({})", self.env.name())).map(Some)
+    }
+
+    fn script(&self, which: &str, folder: &Path) -> Result<Command> {
+        let mut node = pack::node(&self.ours);
+        if self.env == Env::Chromium {
+            node.env("CHROME_PATH", setup::chromium()?);
+        }
+        node.arg(format!("bench/{}.mjs", self.env.name())).arg(which).arg(folder);
+        Ok(node)
+    }
+}
+
+/// Makes the project where the npm package, the peer and the scripts are installed.
+fn install(peers: bool, envs: &[Env]) -> Result<PathBuf> {
+    let project = pack::pack_and_install()?;
+    if peers {
+        pack::link(&project, &setup::onnxruntime_web()?)?;
+    }
+    if envs.contains(&Env::Chromium) {
+        pack::link(&project, &setup::playwright()?)?;
+    }
+    for name in SCRIPTS {
+        let script = sh::read_file(&sh::root().join("benches").join(name))?;
+        sh::write_file(&project.join("bench").join(name), script)?;
+    }
+    Ok(project)
+}
+
+/// Builds benches/step.rs and returns the program.
+fn executable() -> Result<PathBuf> {
+    let mut cargo = sh::cargo();
+    cargo.args(["bench", "--quiet", "--package", "ontrain", "--bench", "step", "--no-run", "--message-format=json"]);
+    let messages = sh::read(&mut cargo)?;
+    let built = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut programs = built.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    programs.next().context("cargo built no benchmark")
+}
+
+/// A program at work.
+pub(super) struct Runner {
+    what: String,
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Runner {
+    fn start(mut command: Command, what: String) -> Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting a benchmark")?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("a benchmark without pipes")
+        };
+        Ok(Self { what, child, input: Some(input), output: BufReader::new(output) })
+    }
+
+    /// Milliseconds of each of `count` steps.
+    pub(super) fn steps(&mut self, count: usize) -> Result<Vec<f64>> {
+        let answer = self.ask(&format!("steps {count}"))?;
+        let times: Result<Vec<f64>, _> = answer.split_whitespace().map(str::parse).collect();
+        let times = times.with_context(|| format!("{} answered {answer:?}", self.what))?;
+        if times.len() != count {
+            bail!("{} timed {} steps instead of {count}", self.what, times.len());
+        }
+        Ok(times)
+    }
+
+    /// GFLOP/s of a large matrix product.
+    pub(super) fn rate(&mut self) -> Result<f64> {
+        let answer = self.ask("rate")?;
+        answer.parse().with_context(|| format!("{} answered {answer:?}", self.what))
+    }
+
+    fn ask(&mut self, line: &str) -> Result<String> {
+        let input = self.input.as_mut().context("its input is open until it is dropped")?;
+        let mut answer = String::new();
+        let talked = writeln!(input, "{line}").and_then(|()| self.output.read_line(&mut answer));
+        if talked.is_err() || answer.is_empty() {
+            bail!("{} ended in the middle of a measurement", self.what);
+        }
+        Ok(answer.trim().to_owned())
+    }
+}
+
+impl Drop for Runner {
+    /// The end of its input ends it; it may have a browser to close.
+    fn drop(&mut self) {
+        drop(self.input.take());
+        for _ in 0..100 {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            sleep(Duration::from_millis(50));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
