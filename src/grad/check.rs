@@ -68,7 +68,9 @@ pub fn check_gradients(graph: &Graph, inputs: &[Tensor], wrt: &[&str], samples: 
         let at = graph.inputs.iter().position(|v| v == id).expect("made an input above");
         let gradient = gradient.to_f64s();
         if gradient.len() != inputs[at].len() {
-            return Err(err!(Gradient, "the gradient of \"{name}\" has the wrong size").expected(inputs[at].len()).found(gradient.len()));
+            return Err(err!(Gradient, "the gradient of \"{name}\" has the wrong size")
+                .expected(inputs[at].len())
+                .found(gradient.len()));
         }
         let (mut worst, mut scale) = ((-1.0, 0, 0.0, 0.0), 1.0f64);
         for element in pick(inputs[at].len(), samples) {
@@ -86,7 +88,13 @@ pub fn check_gradients(graph: &Graph, inputs: &[Tensor], wrt: &[&str], samples: 
                 worst = (if error.is_nan() { f64::INFINITY } else { error }, element, gradient[element], numeric);
             }
         }
-        checks.push(Check { name: (*name).into(), error: worst.0.max(0.0) / scale, element: worst.1, analytic: worst.2, numeric: worst.3 });
+        checks.push(Check {
+            name: (*name).into(),
+            error: worst.0.max(0.0) / scale,
+            element: worst.1,
+            analytic: worst.2,
+            numeric: worst.3,
+        });
     }
     Ok(checks)
 }

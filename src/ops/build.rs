@@ -190,7 +190,11 @@ impl Builder<'_> {
 
     /// `x` in the shape of `like`, which has as many elements.
     pub fn reshape_like(&mut self, x: ValueId, like: ValueId) -> Result<ValueId> {
-        if self.facts.ty(x).is_some_and(|t| t.shape.is_some() && self.facts.ty(like).is_some_and(|l| l.shape == t.shape)) {
+        if self
+            .facts
+            .ty(x)
+            .is_some_and(|t| t.shape.is_some() && self.facts.ty(like).is_some_and(|l| l.shape == t.shape))
+        {
             return Ok(x);
         }
         let shape = self.shape(like)?;
@@ -199,7 +203,11 @@ impl Builder<'_> {
 
     /// `x` repeated to the shape of `like`, to which it broadcasts.
     pub fn expand_like(&mut self, x: ValueId, like: ValueId) -> Result<ValueId> {
-        if self.facts.ty(x).is_some_and(|t| t.shape.is_some() && self.facts.ty(like).is_some_and(|l| l.shape == t.shape)) {
+        if self
+            .facts
+            .ty(x)
+            .is_some_and(|t| t.shape.is_some() && self.facts.ty(like).is_some_and(|l| l.shape == t.shape))
+        {
             return Ok(x);
         }
         if self.opset() < 8 {

@@ -93,7 +93,8 @@ impl<'g> GradCx<'g> {
     /// The gradient of output `o`. An error if the loss does not depend on it: for operators whose
     /// first output is the one that matters.
     pub fn dy(&self, o: usize) -> Result<ValueId> {
-        self.dy_opt(o).ok_or_else(|| self.error(format!("the loss uses an output other than {o}, for which there is no rule")))
+        self.dy_opt(o)
+            .ok_or_else(|| self.error(format!("the loss uses an output other than {o}, for which there is no rule")))
     }
 
     /// Sets the gradient of input `i`.

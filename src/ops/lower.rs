@@ -121,7 +121,9 @@ impl LowerCx<'_> {
     pub fn input(&mut self, i: usize) -> Result<View> {
         let id = self.input_id(i)?;
         let view = self.out.view(self.facts, id);
-        view.ok_or_else(|| self.error(Kind::Plan, format!("input {i} (\"{}\") is not computed", self.graph.name_of(id))))
+        view.ok_or_else(|| {
+            self.error(Kind::Plan, format!("input {i} (\"{}\") is not computed", self.graph.name_of(id)))
+        })
     }
 
     /// Where input `i` lies, or `None` if it is left out.
@@ -135,7 +137,9 @@ impl LowerCx<'_> {
         if !matches!(self.out.buffers[view.buffer.index()].origin, Origin::Input(_)) || !view.is_contiguous() {
             let id = self.input_id(i)?;
             let name = self.graph.name_of(id);
-            return Err(self.error(Kind::Plan, format!("input {i} (\"{name}\") is updated in place and must be a graph input")));
+            return Err(
+                self.error(Kind::Plan, format!("input {i} (\"{name}\") is updated in place and must be a graph input"))
+            );
         }
         self.stateful = true;
         Ok(view)
@@ -145,7 +149,9 @@ impl LowerCx<'_> {
     pub fn shape(&self, i: usize) -> Result<Vec<usize>> {
         let id = self.input_id(i)?;
         let shape = self.facts.ty(id).and_then(|ty| known_shape(ty.shape.as_deref()?));
-        shape.ok_or_else(|| self.error(Kind::Plan, format!("the shape of input {i} (\"{}\") is not known", self.graph.name_of(id))))
+        shape.ok_or_else(|| {
+            self.error(Kind::Plan, format!("the shape of input {i} (\"{}\") is not known", self.graph.name_of(id)))
+        })
     }
 
     /// Dtype of input `i`.
@@ -287,7 +293,11 @@ impl LowerCx<'_> {
     }
 
     /// An elementwise operator from some inputs to output 0: `write` gets one expression per input.
-    pub fn elementwise(&mut self, inputs: &[usize], write: impl FnOnce(&mut Program, &[ExprId]) -> ExprId) -> Result<()> {
+    pub fn elementwise(
+        &mut self,
+        inputs: &[usize],
+        write: impl FnOnce(&mut Program, &[ExprId]) -> ExprId,
+    ) -> Result<()> {
         let reads = inputs.iter().map(|&i| self.input(i)).collect::<Result<Vec<_>>>()?;
         let to = self.output(0)?;
         self.map(&reads, to, write);
@@ -306,7 +316,13 @@ impl LowerCx<'_> {
 
 /// Lowers one node: its kernels are added to `lowering`; if all it reads is constant they are
 /// computed here and now, and `facts` knows the results. All input types must be known sizes.
-pub fn lower_node(graph: &Graph, node: &Node, op: &dyn Operator, facts: &mut Facts, lowering: &mut Lowering) -> Result<()> {
+pub fn lower_node(
+    graph: &Graph,
+    node: &Node,
+    op: &dyn Operator,
+    facts: &mut Facts,
+    lowering: &mut Lowering,
+) -> Result<()> {
     let first = lowering.steps.len();
     let mut cx = LowerCx {
         graph,
@@ -331,7 +347,8 @@ pub fn lower_node(graph: &Graph, node: &Node, op: &dyn Operator, facts: &mut Fac
 
 /// Computes the kernels from `first` on and makes constants of the node's outputs.
 fn fold(node: &Node, facts: &mut Facts, lowering: &mut Lowering, first: usize) -> Result<()> {
-    let outputs: Vec<ValueId> = node.outputs.iter().copied().flatten().filter(|&id| facts.constant(id).is_none()).collect();
+    let outputs: Vec<ValueId> =
+        node.outputs.iter().copied().flatten().filter(|&id| facts.constant(id).is_none()).collect();
     let views: Vec<View> = outputs.iter().filter_map(|id| lowering.views.get(id).cloned()).collect();
     let steps = &lowering.steps[first..];
     let touched = steps.iter().flat_map(|s| &s.writes).chain(&views);

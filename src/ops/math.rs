@@ -258,13 +258,20 @@ mod tests {
         }
         Case::op("Pow").random("x", &[4], -2.0, -0.5).constant("two", &[], &[2.0]).check();
         Case::op("Pow").random("x", &[4], -2.0, -0.5).constant("three", &[1], &[3.0]).check();
-        Case::op("Sum").random("a", &[2, 3], -1.0, 1.0).random("b", &[3], -1.0, 1.0).random("c", &[2, 1], -1.0, 1.0).check();
+        Case::op("Sum")
+            .random("a", &[2, 3], -1.0, 1.0)
+            .random("b", &[3], -1.0, 1.0)
+            .random("c", &[2, 1], -1.0, 1.0)
+            .check();
     }
 
     #[test]
     fn values() {
         Case::op("Div").input("a", &[3], &[1.0, 2.0, 3.0]).input("b", &[1], &[2.0]).gives(&[3], &[0.5, 1.0, 1.5]);
-        Case::op("Pow").input("a", &[3], &[1.0, 2.0, 3.0]).input("b", &[3], &[4.0, 5.0, 6.0]).gives(&[3], &[1.0, 32.0, 729.0]);
+        Case::op("Pow")
+            .input("a", &[3], &[1.0, 2.0, 3.0])
+            .input("b", &[3], &[4.0, 5.0, 6.0])
+            .gives(&[3], &[1.0, 32.0, 729.0]);
         Case::op("Sign").input("a", &[3], &[-1.5, 0.0, 3.0]).gives(&[3], &[-1.0, 0.0, 1.0]);
     }
 }

@@ -1,7 +1,7 @@
 //! One operator as a test case: inputs and attributes in, values and gradients checked.
 
-use crate::graph::{Attribute, Graph, Node, TensorType};
 use crate::grad::check_gradients;
+use crate::graph::{Attribute, Graph, Node, TensorType};
 use crate::kernel::RunContext;
 use crate::tensor::{DType, Tensor};
 
@@ -157,7 +157,11 @@ impl Case {
         let out = &self.run()[0];
         assert_eq!(out.shape(), shape, "{}", self.op);
         for (got, want) in out.to_f64s().iter().zip(values) {
-            assert!((got - want).abs() <= 1e-9 * want.abs().max(1.0) || got == want, "{}: {out:?}, want {values:?}", self.op);
+            assert!(
+                (got - want).abs() <= 1e-9 * want.abs().max(1.0) || got == want,
+                "{}: {out:?}, want {values:?}",
+                self.op
+            );
         }
         assert_eq!(out.len(), values.len());
     }

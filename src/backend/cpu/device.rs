@@ -2,6 +2,7 @@
 
 use super::memory::Memory;
 use super::step::Op;
+use super::threads::in_pool;
 use crate::backend::Backend;
 use crate::error::{Result, err};
 use crate::kernel::{BufferId, Buffers, RunContext, View};
@@ -122,12 +123,11 @@ impl Backend for Cpu {
     }
 
     fn run(&self, program: &mut CpuProgram, cx: &RunContext) -> Result<()> {
-        let scratch: &mut [f32] = bytemuck::cast_slice_mut(program.scratch.as_bytes_mut());
-        for op in &program.ops {
-            // Safety: `compile` checked every view against this memory.
-            unsafe { op.run(&mut program.memory, scratch, cx)? };
-        }
-        Ok(())
+        let CpuProgram { ops, memory, scratch, .. } = program;
+        let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch.as_bytes_mut());
+        // One entry into the pool for the whole run, not one a kernel.
+        // Safety: `compile` checked every view against this memory.
+        in_pool(|| ops.iter().try_for_each(|op| unsafe { op.run(memory, scratch, cx) }))
     }
 
     fn read(&self, program: &CpuProgram, view: &View, bytes: &mut [u8]) -> Result<()> {
