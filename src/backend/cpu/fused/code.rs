@@ -38,7 +38,7 @@ pub(crate) struct Ins {
     pub(crate) class: Class,
     pub(crate) len: Len,
     pub(crate) dst: u16,
-    pub(crate) args: [Arg; 5],
+    pub(crate) args: [Arg; 6],
 }
 
 /// A read or write as a tile sees it.
@@ -161,7 +161,7 @@ fn expand(graph: &mut Graph) {
         if !whole {
             continue;
         }
-        for k in 0..5 {
+        for k in 0..6 {
             let a = node.args[k];
             if a == NONE || graph.nodes[a as usize].level != 1 {
                 continue;
@@ -490,7 +490,7 @@ impl Maker<'_> {
         let id = self.graph.outputs[k];
         let class = self.graph.nodes[id as usize].class;
         let arg = self.arg(id);
-        Ins { op: Op::Store(self.reads + k), class, len, dst: 0, args: [arg; 5] }
+        Ins { op: Op::Store(self.reads + k), class, len, dst: 0, args: [arg; 6] }
     }
 
     /// Long rows: what is written per row.

@@ -229,7 +229,7 @@ unsafe fn run<V: F32s>(list: &[Ins], frame: &mut Frame) {
 unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
     let d = frame.slot(ins.dst).cast::<f32>();
     let of = |a: Arg| (frame.slot(a.slot).cast::<f32>().cast_const(), a.step as usize);
-    let [a, b, c, e, g] = ins.args.map(of);
+    let [a, b, c, e, g, h] = ins.args.map(of);
     // Safety: the caller's promise, for every loop below.
     unsafe {
         match ins.op {
@@ -264,6 +264,12 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::MulSub => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y).sub(z)),
             Op::NegMulAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| z.sub(x.mul(y))),
             Op::SubMul => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.sub(y).mul(z)),
+            Op::NormGrad => {
+                map::<V, 6>(n, d, [a, b, c, e, g, h], |[x, y, z, w, v, u]| x.sub(y).sub(z.sub(w).mul(v)).mul(u));
+            }
+            Op::MulAddSquare => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.mul(y).add(z.mul(z).mul(w))),
+            Op::SqrtMulAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.sqrt().mul(y).add(z)),
+            Op::SubMulDiv => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.sub(y.mul(z).div(w))),
             Op::SubMulAdd => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.sub(y).mul(z).add(w)),
             Op::MulIfLess => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y.lt(z).and(x.num(1.0)))),
             Op::MulIfLessOrEqual => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.mul(y.le(z).and(x.num(1.0)))),

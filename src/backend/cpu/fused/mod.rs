@@ -3,6 +3,7 @@
 
 mod code;
 mod columns;
+mod composites;
 mod exec;
 mod fold;
 mod frame;

@@ -69,6 +69,14 @@ pub(crate) enum Op {
     NegMulAdd,
     /// `(a - b) * c`
     SubMul,
+    /// `a * b + c * c * d`
+    MulAddSquare,
+    /// `sqrt(a) * b + c`
+    SqrtMulAdd,
+    /// `a - b * c / d`
+    SubMulDiv,
+    /// `((a - b) - (c - d) * e) * f`
+    NormGrad,
     /// `(a - b) * c + d`
     SubMulAdd,
     /// `a` times 1 where `b < c`, else times 0
@@ -140,7 +148,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
     pub(crate) op: Op,
-    pub(crate) args: [u32; 5],
+    pub(crate) args: [u32; 6],
     pub(crate) class: Class,
     /// 0: one number, 1: one per row, 2: one per element.
     pub(crate) level: u8,
@@ -203,7 +211,7 @@ impl Graph {
     }
 
     pub(crate) fn push(&mut self, op: Op, class: Class, args: &[u32]) -> u32 {
-        let mut node = Node { op, args: [NONE; 5], class, level: 0, depth: 0 };
+        let mut node = Node { op, args: [NONE; 6], class, level: 0, depth: 0 };
         for (slot, &a) in node.args.iter_mut().zip(args) {
             *slot = a;
             node.level = node.level.max(self.nodes[a as usize].level);
@@ -325,7 +333,7 @@ impl Graph {
     }
 
     /// The value of an f32 constant.
-    fn number(&self, id: u32) -> Option<f32> {
+    pub(super) fn number(&self, id: u32) -> Option<f32> {
         match self.nodes[id as usize] {
             Node { op: Op::Const(bits), class: Class::F, .. } => Some(f32::from_bits(bits as u32)),
             _ => None,
@@ -375,155 +383,6 @@ impl Graph {
         let node = self.push(Op::Reduce(op), class, &[a]);
         (self.nodes[node as usize].level, self.nodes[node as usize].depth) = (1, depth.checked_add(1)?);
         Some(if class == Class::I && op == ReduceOp::Sum { self.wrapped(node, dtype) } else { node })
-    }
-
-    /// Uses of each node by nodes that are themselves used, and as outputs.
-    fn uses(&self) -> Vec<u32> {
-        let mut uses = vec![0; self.nodes.len()];
-        for &o in &self.outputs {
-            uses[o as usize] += 1;
-        }
-        for (i, node) in self.nodes.iter().enumerate().rev() {
-            if uses[i] > 0 {
-                for &a in node.args.iter().filter(|&&a| a != NONE) {
-                    uses[a as usize] += 1;
-                }
-            }
-        }
-        uses
-    }
-
-    /// Replaces a node and an operand that only it uses by one composite, operands first. A
-    /// composite never draws work from a lower level to a higher one.
-    fn fuse(&mut self) {
-        for i in 0..self.nodes.len() {
-            // Several rounds at one node: a clamp may take in an addition that came before.
-            while let Some(node) = self.composite(i, &self.uses()) {
-                self.nodes[i] = node;
-            }
-        }
-    }
-
-    fn composite(&self, i: usize, uses: &[u32]) -> Option<Node> {
-        let node = self.nodes[i];
-        if uses[i] == 0 {
-            return None;
-        }
-        let [a, b, c, ..] = node.args;
-        // The operand, if it is an `op` that only this node uses, at this level.
-        let inner = |id: u32, op: Op| {
-            let n = &self.nodes[*Some(&id).filter(|id| **id != NONE)? as usize];
-            (n.op == op && uses[id as usize] == 1 && n.level == node.level).then_some(n.args)
-        };
-        const ADD: Op = Op::F2(Binary::Add);
-        const SUB: Op = Op::F2(Binary::Sub);
-        const MUL: Op = Op::F2(Binary::Mul);
-        let make = |op, args: [u32; 5]| Some(Node { op, args, ..node });
-        match node.op {
-            ADD => {
-                if let (Some([x, y, ..]), Some([z, w, ..])) = (inner(a, MUL), inner(b, MUL)) {
-                    return make(Op::MulMulAdd, [x, y, z, w, NONE]);
-                }
-                if let Some([x, y, ..]) = inner(a, MUL) {
-                    return make(Op::MulAdd, [x, y, b, NONE, NONE]);
-                }
-                if let Some([x, y, ..]) = inner(b, MUL) {
-                    return make(Op::MulAdd, [x, y, a, NONE, NONE]);
-                }
-                if let Some([x, y, z, ..]) = inner(a, Op::SubMul) {
-                    return make(Op::SubMulAdd, [x, y, z, b, NONE]);
-                }
-                let [x, y, z, ..] = inner(b, Op::SubMul)?;
-                make(Op::SubMulAdd, [x, y, z, a, NONE])
-            }
-            SUB => {
-                if let Some([x, y, ..]) = inner(a, MUL) {
-                    return make(Op::MulSub, [x, y, b, NONE, NONE]);
-                }
-                let [x, y, ..] = inner(b, MUL)?;
-                make(Op::NegMulAdd, [x, y, a, NONE, NONE])
-            }
-            MUL => {
-                if let Some([x, y, ..]) = inner(a, SUB) {
-                    return make(Op::SubMul, [x, y, b, NONE, NONE]);
-                }
-                if let Some([x, y, ..]) = inner(b, SUB) {
-                    return make(Op::SubMul, [x, y, a, NONE, NONE]);
-                }
-                // The gradients of Relu and Clip: times a condition as a number.
-                let (value, [mask, ..]) = match inner(b, Op::BToF) {
-                    Some(args) => (a, args),
-                    None => (b, inner(a, Op::BToF)?),
-                };
-                if let Some([x, y, ..]) = inner(mask, Op::FCompare(Binary::Less)) {
-                    return make(Op::MulIfLess, [value, x, y, NONE, NONE]);
-                }
-                if let Some([x, y, ..]) = inner(mask, Op::FCompare(Binary::LessOrEqual)) {
-                    return make(Op::MulIfLessOrEqual, [value, x, y, NONE, NONE]);
-                }
-                let [first, second, ..] = inner(mask, Op::B2(Binary::And))?;
-                let [x, y, ..] = inner(first, Op::FCompare(Binary::LessOrEqual))?;
-                let [z, w, ..] = inner(second, Op::FCompare(Binary::LessOrEqual))?;
-                make(Op::MulIfBoth, [value, x, y, z, w])
-            }
-            Op::F2(Binary::Div) => {
-                let [x, y, ..] = inner(b, ADD)?;
-                if let Some([x, ..]) = inner(x, Op::F1(Unary::Sqrt)) {
-                    return make(Op::DivSqrtAdd, [a, x, y, NONE, NONE]);
-                }
-                let [y, ..] = inner(y, Op::F1(Unary::Sqrt))?;
-                make(Op::DivSqrtAdd, [a, y, x, NONE, NONE])
-            }
-            Op::F1(Unary::Exp) => {
-                let [x, y, ..] = inner(a, SUB)?;
-                make(Op::ExpSub, [x, y, NONE, NONE, NONE])
-            }
-            Op::F1(Unary::Erf) => {
-                let [x, y, ..] = inner(a, MUL)?;
-                make(Op::ErfMul, [x, y, NONE, NONE, NONE])
-            }
-            // min(max(x, low), high) and max(min(x, high), low) agree where low <= high.
-            Op::MinNumber => {
-                let [x, low, ..] = inner(a, Op::MaxNumber)?;
-                (self.number(low)? <= self.number(b)?).then_some(Node {
-                    op: Op::Clamp,
-                    args: [x, low, b, NONE, NONE],
-                    ..node
-                })
-            }
-            Op::MaxNumber => {
-                let [x, high, ..] = inner(a, Op::MinNumber)?;
-                (self.number(b)? <= self.number(high)?).then_some(Node {
-                    op: Op::Clamp,
-                    args: [x, b, high, NONE, NONE],
-                    ..node
-                })
-            }
-            Op::Clamp => {
-                if let Some([x, y, z, ..]) = inner(a, Op::MulAdd) {
-                    return make(Op::MulAddClamp, [x, y, z, b, c]);
-                }
-                let [x, y, ..] = inner(a, ADD)?;
-                make(Op::AddClamp, [x, y, b, c, NONE])
-            }
-            Op::FSelect => {
-                if let Some([x, y, ..]) = inner(a, Op::FCompare(Binary::Less)) {
-                    return make(Op::SelectLess, [x, y, b, c, NONE]);
-                }
-                let [x, y, ..] = inner(a, Op::FCompare(Binary::LessOrEqual))?;
-                make(Op::SelectLessOrEqual, [x, y, b, c, NONE])
-            }
-            Op::Reduce(ReduceOp::Sum) if node.class == Class::F => {
-                let n = &self.nodes[a as usize];
-                let [x, y, ..] = n.args;
-                (n.op == MUL && uses[a as usize] == 1).then_some(Node {
-                    op: Op::ReduceDot,
-                    args: [x, y, NONE, NONE, NONE],
-                    ..node
-                })
-            }
-            _ => None,
-        }
     }
 }
 
