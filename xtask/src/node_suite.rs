@@ -16,7 +16,7 @@ use ontrain::onnx::{NoExternalData, read, read_file};
 use ontrain::ops::{Entry, entries};
 use ontrain::tensor::{DType, Tensor};
 
-use crate::replay::engine::{Engine, Feed, engine};
+use crate::replay::engine::{Engine, Feed, Where};
 use crate::replay::guarded;
 use crate::{setup, sh};
 
@@ -26,9 +26,8 @@ pub(crate) struct Args {
     /// A folder of cases, instead of those of the onnx package
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Where to run: cpu, or wasm (the npm package in Node)
-    #[arg(long, default_value = "cpu")]
-    backend: String,
+    #[command(flatten)]
+    place: Where,
     /// Also check gradients, in f64 against finite differences
     #[arg(long)]
     grad: bool,
@@ -48,7 +47,7 @@ const SAMPLES: usize = 24;
 impl Args {
     pub(crate) fn run(self) -> Result<()> {
         let dir = self.dir.map_or_else(setup::node_suite, Ok)?;
-        let mut engine = engine(&self.backend)?;
+        let mut engine = self.place.engine()?;
         let mut tally = Tally::default();
         for case in cases(&dir, &self.filter)? {
             let name = case.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -60,14 +59,14 @@ impl Args {
             }
             tally.forward(&name, outcome);
         }
-        tally.finish(&self.backend)
+        tally.finish(&self.place.backend)
     }
 }
 
 /// The whole suite: natively with gradients, and on the npm package.
 pub(crate) fn test() -> Result<()> {
     for (backend, grad) in [("cpu", true), ("wasm", false)] {
-        Args { dir: None, backend: backend.into(), grad, filter: String::new() }.run()?;
+        Args { dir: None, place: Where::named(backend), grad, filter: String::new() }.run()?;
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ use std::sync::{Mutex, Once};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use engine::Engine;
+use engine::{Engine, Where};
 use verdict::Verdict;
 
 /// Replay trainings recorded by ONNX Runtime or PyTorch: one JSON line per run, fails if one of them is not ok
@@ -34,9 +34,8 @@ pub(crate) struct Args {
     /// Folders of cases, or cases
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// Where to run: cpu, or wasm (the npm package in Node)
-    #[arg(long, default_value = "cpu")]
-    backend: String,
+    #[command(flatten)]
+    place: Where,
     /// How many differences a line spells out
     #[arg(long, default_value_t = 3)]
     reasons: usize,
@@ -44,7 +43,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<()> {
-        let mut engine = engine::engine(&self.backend)?;
+        let mut engine = self.place.engine()?;
         let failed = replay(&self.dirs, &mut *engine, self.reasons)?;
         ensure!(failed.is_empty(), "{} runs are not ok: {}", failed.len(), failed.join(", "));
         Ok(())
@@ -55,7 +54,7 @@ impl Args {
 pub(crate) fn test() -> Result<()> {
     let dirs: Vec<PathBuf> = ["golden", "torch"].map(|name| crate::sh::root().join("tests/fixtures").join(name)).into();
     for backend in ["cpu", "wasm"] {
-        Args { dirs: dirs.clone(), backend: backend.into(), reasons: 3 }.run()?;
+        Args { dirs: dirs.clone(), place: Where::named(backend), reasons: 3 }.run()?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::{features, pack, setup, sh};
+use crate::{features, node_suite, pack, replay, setup, sh};
 
 /// Run every check, cheapest first; ends with a summary and fails if one of them failed
 #[derive(clap::Args)]
@@ -26,6 +26,8 @@ const STAGES: &[Stage] = &[
     Stage { name: "clippy", run: clippy },
     Stage { name: "features", run: features::check },
     Stage { name: "unit", run: unit },
+    Stage { name: "traces", run: replay::test },
+    Stage { name: "node-suite", run: node_suite::test },
     Stage { name: "wasm-node", run: || pack::run_tests(&pack::pack_and_install()?) },
     Stage { name: "chromium", run: || pack::run_in_chromium(&pack::pack_and_install()?) },
 ];

@@ -1,14 +1,17 @@
 //! What a replay asks of a backend: to train with artifacts, and to run a model.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ontrain::artifacts::{Artifacts, Options, generate};
 use ontrain::backend::{Backend, cpu::Cpu};
 use ontrain::checkpoint::CheckpointState;
 use ontrain::onnx::{NoExternalData, read};
 use ontrain::tensor::Tensor;
 use ontrain::train::{LinearLRScheduler, Module, NonFinite, Optimizer, Session};
+
+use super::wasm::Wasm;
 
 /// Tensors by the name of the input that they are for.
 pub(crate) type Feed = BTreeMap<String, Tensor>;
@@ -90,12 +93,30 @@ pub(crate) trait Engine {
 /// A backend of this process.
 pub(crate) struct Native<B>(pub(crate) B);
 
-/// The engine of that name.
-pub(crate) fn engine(name: &str) -> Result<Box<dyn Engine>> {
-    match name {
-        "cpu" => Ok(Box::new(Native(Cpu))),
-        "wasm" => Ok(Box::new(super::wasm::Wasm::new()?)),
-        other => anyhow::bail!("there is no backend {other:?}; the backends are cpu and wasm"),
+/// Where to run.
+#[derive(clap::Args, Clone)]
+pub(crate) struct Where {
+    /// Where to run: cpu, or wasm (the npm package in Node)
+    #[arg(long, default_value = "cpu")]
+    pub(crate) backend: String,
+    /// A project in which the npm package is installed, instead of building and installing it
+    #[arg(long, value_name = "DIR")]
+    project: Option<PathBuf>,
+}
+
+impl Where {
+    /// The backend of that name.
+    pub(crate) fn named(backend: &str) -> Self {
+        Self { backend: backend.into(), project: None }
+    }
+
+    /// The engine that is meant.
+    pub(crate) fn engine(&self) -> Result<Box<dyn Engine>> {
+        match self.backend.as_str() {
+            "cpu" => Ok(Box::new(Native(Cpu))),
+            "wasm" => Ok(Box::new(Wasm::new(self.project.as_deref())?)),
+            other => bail!("there is no backend {other:?}; the backends are cpu and wasm"),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use ontrain::checkpoint::CheckpointState;
 use ontrain::tensor::Tensor;
 
 use super::engine::{Engine, Trained, Training};
+use super::verdict::elements;
 
 /// Trainings from moved parameters.
 const COUNT: u64 = 5;
@@ -27,6 +28,18 @@ pub(super) fn trainings(job: &Training<'_>, engine: &mut dyn Engine) -> Result<V
 /// How far a number of those trainings is from the one found.
 pub(super) fn spread(trainings: &[Trained], found: f64, value: &dyn Fn(&Trained) -> Option<f64>) -> f64 {
     trainings.iter().filter_map(value).fold(0.0, |most, x| (x - found).abs().max(most))
+}
+
+/// How far the elements of a tensor of those trainings are from those found, at most.
+pub(super) fn apart<'t>(
+    trainings: &'t [Trained],
+    found: Option<&Tensor>,
+    tensor: impl Fn(&'t Trained) -> Option<&'t Tensor>,
+) -> f64 {
+    let found = elements(found);
+    let others = trainings.iter().map(|trained| elements(tensor(trained)));
+    let distance = |other: Vec<f64>| found.iter().zip(&other).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
+    others.map(distance).fold(0.0, f64::max)
 }
 
 /// A checkpoint whose trained parameters are multiplied by 1 + SIZE r, r uniform of variance 1.

@@ -99,3 +99,34 @@ pub(crate) fn norm(values: &[f64]) -> f64 {
 pub(crate) fn elements(tensor: Option<&Tensor>) -> Vec<f64> {
     tensor.map(Tensor::to_f64s).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Verdict;
+
+    fn ok(compare: impl FnOnce(&mut Verdict)) -> bool {
+        let mut verdict = Verdict::default();
+        compare(&mut verdict);
+        verdict.ok()
+    }
+
+    #[test]
+    fn what_agrees() {
+        assert!(ok(|v| v.near(String::new, 1.0, 1.5, 0.5)));
+        assert!(ok(|v| v.all_near("x", &[1.0, 2.0], &[1.0, 2.0], 0.0)));
+        assert!(!ok(|v| v.near(String::new, 1.0, 1.5, 0.4)));
+        assert!(!ok(|v| v.near(String::new, f64::NAN, f64::NAN, 1.0)));
+        assert!(!ok(|v| v.all_near("x", &[1.0, f64::NAN, 1.0], &[1.0; 3], 0.5)));
+        assert!(!ok(|v| v.all_near("x", &[1.0], &[1.0; 2], 0.5)));
+    }
+
+    #[test]
+    fn the_worst_comparison_is_shown() {
+        let mut verdict = Verdict::default();
+        verdict.near(String::new, 1.0, 1.1, 1.0);
+        verdict.near(String::new, 1.0, 3.0, 4.0);
+        verdict.near(String::new, 1.0, 1.2, 1.0);
+        let line = verdict.line("c", "r", "ort", "cpu", 3);
+        assert_eq!((&line["max_error"], &line["tolerance"], &line["ok"]), (&2.0.into(), &4.0.into(), &true.into()));
+    }
+}

@@ -39,9 +39,12 @@ impl Drop for Worker {
 }
 
 impl Wasm {
-    /// Builds the package and installs it as a user would.
-    pub(super) fn new() -> Result<Self> {
-        let project = pack::pack_and_install()?;
+    /// The package installed in `project`, or built now and installed as a user would.
+    pub(super) fn new(project: Option<&Path>) -> Result<Self> {
+        let project = match project {
+            Some(project) => std::path::absolute(project)?,
+            None => pack::pack_and_install()?,
+        };
         sh::write_file(&project.join("worker.mjs"), WORKER)?;
         sh::make_dir(&project.join("job"))?;
         Ok(Self { project, worker: None })
