@@ -6,5 +6,6 @@ mod backend_products;
 mod backend_table;
 mod bad_input;
 mod determinism;
+mod ort;
 mod plans;
 mod support;
