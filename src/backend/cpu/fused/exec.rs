@@ -293,6 +293,14 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             Op::AddClamp => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| clamp(x.add(y), z, w)),
             Op::SelectLess => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.lt(y).select(z, w)),
             Op::SelectLessOrEqual => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.le(y).select(z, w)),
+            // One condition for all: an optimizer that is told not to step, a gradient that starts anew.
+            Op::FSelect if a.1 == 0 => {
+                let chosen = if *a.0.cast::<u8>() != 0 { b } else { c };
+                match chosen.1 {
+                    0 => std::slice::from_raw_parts_mut(d, n).fill(*chosen.0),
+                    _ => std::ptr::copy(chosen.0, d, n),
+                }
+            }
             Op::FSelect => select::<V>(n, d, (a.0.cast(), a.1), [b, c]),
             Op::FRound(DType::F16) => each(n, d, [a], |[x]: [f32; 1]| f16::from_f32(x).to_f32()),
             Op::FRound(_) => each(n, d, [a], |[x]: [f32; 1]| bf16::from_f32(x).to_f32()),

@@ -67,6 +67,7 @@ fn every_float_function() {
     for shape in [&[70][..], &[3, 1030]] {
         let mut c = Case::new(shape, 0);
         let (a, b) = (c.read(F32, &[]), c.read(F32, &[0]));
+        let flag = c.read(Bool, &(0..shape.len()).collect::<Vec<_>>());
         let p = &mut c.program;
         let positive = p.unary(Abs, a);
         let mut outs: Vec<ExprId> =
@@ -82,6 +83,8 @@ fn every_float_function() {
         let or = p.binary(LessOrEqual, b, a);
         outs.push(p.select(less, a, b));
         outs.push(p.select(or, b, a));
+        let number = p.constant(2.0, F32);
+        outs.extend([p.select(flag, a, number), p.select(flag, number, b)]);
         outs.push(p.select(or, less, or));
         outs.push(p.binary(And, less, or));
         outs.push(p.unary(Not, less));
