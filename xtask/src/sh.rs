@@ -57,13 +57,13 @@ pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Says `what` is being done, does it, says how long it took.
+/// Says `what` is being done, does it, says how long it took: on standard error, since results go to standard output.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    println!("· {what} …");
+    eprintln!("· {what} …");
     let start = Instant::now();
     let result = work();
     let verdict = if result.is_ok() { "" } else { ", failed" };
-    println!("  {:.1} s{verdict}", start.elapsed().as_secs_f64());
+    eprintln!("  {:.1} s{verdict}", start.elapsed().as_secs_f64());
     result.with_context(|| format!("{what} failed"))
 }
 
