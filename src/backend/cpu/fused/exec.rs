@@ -29,15 +29,6 @@ pub(crate) type Source<T> = (*const T, usize);
 #[cfg_attr(target_arch = "wasm32", inline(never))]
 #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn map<V: F32s, const A: usize>(n: usize, d: *mut f32, args: [Source<f32>; A], f: impl Fn([V; A]) -> V) {
-    // Safety: the caller's promise.
-    unsafe { map_here(n, d, args, f) }
-}
-
-/// [`map`], as part of another loop.
-///
-/// Safety: as for [`map`].
-#[inline(always)]
-unsafe fn map_here<V: F32s, const A: usize>(n: usize, d: *mut f32, args: [Source<f32>; A], f: impl Fn([V; A]) -> V) {
     let (mut left, mut d, mut from) = (n, d, args);
     let mut pad = [[0f32; BLOCK]; A];
     let mut out = [0f32; BLOCK];
@@ -141,21 +132,30 @@ unsafe fn compare<V: F32s>(n: usize, d: *mut u8, args: [Source<f32>; 2], f: impl
 #[cfg_attr(target_arch = "wasm32", inline(never))]
 #[cfg_attr(not(target_arch = "wasm32"), inline(always))]
 unsafe fn select<V: F32s>(n: usize, d: *mut f32, c: Source<u8>, args: [Source<f32>; 2]) {
-    let (mut masks, mut bytes) = ([0f32; BLOCK], [0u8; BLOCK]);
-    let (mut from, mut bools) = (args, c.0);
+    let (mut bools, mut from) = (c.0, args);
+    let (mut bytes, mut pad, mut out) = ([0u8; BLOCK], [[0f32; BLOCK]; 2], [0f32; BLOCK]);
     for at in (0..n).step_by(BLOCK) {
         let left = (n - at).min(BLOCK);
-        // Safety: `left` elements are there.
+        let mut to = d.wrapping_add(at);
+        // Safety: a whole block is there, or its copy.
         unsafe {
-            if left < BLOCK && c.1 != 0 {
+            if left < BLOCK {
                 std::ptr::copy_nonoverlapping(bools, bytes.as_mut_ptr(), left);
                 bools = bytes.as_ptr();
+                for i in 0..2 {
+                    let count = if args[i].1 == 0 { BLOCK } else { left };
+                    std::ptr::copy_nonoverlapping(from[i].0, pad[i].as_mut_ptr(), count);
+                    from[i].0 = pad[i].as_ptr();
+                }
+                to = out.as_mut_ptr();
             }
             for j in (0..BLOCK).step_by(V::N) {
-                V::load_bools(bools.add(j)).store(masks.as_mut_ptr().add(j));
+                let (a, b) = (V::load(from[0].0.add(j)), V::load(from[1].0.add(j)));
+                V::load_bools(bools.add(j)).select(a, b).store(to.add(j));
             }
-            let operands = [(masks.as_ptr(), BLOCK), from[0], from[1]];
-            map_here::<V, 3>(left, d.add(at), operands, |[m, a, b]| m.select(a, b));
+            if left < BLOCK {
+                std::ptr::copy_nonoverlapping(out.as_ptr(), d.add(at), left);
+            }
         }
         bools = bools.wrapping_add(c.1);
         for i in 0..2 {
