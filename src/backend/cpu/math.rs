@@ -31,38 +31,38 @@ fn two<V: F32s, const N: usize>(x: V, c: &[f32; N], i: usize) -> V {
     if i + 1 < N { x.num(c[i + 1]).mul(x).add(x.num(c[i])) } else { x.num(c[i]) }
 }
 
-#[inline(always)]
-fn power_of_two<V: F32s>(n: V) -> V {
-    n.iadd(n.bits(127)).shl::<23>()
+/// The numbers that these functions need. They come from memory, by a pointer that the compiler
+/// cannot see through: wasm engines build a vector constant by four instructions, but load one by
+/// a single one.
+pub(crate) struct Numbers {
+    exp: [f32; 5],
+    log: [f32; 9],
+    tanh: [f32; 6],
+    erf_small: [f32; 7],
+    erf_large: [f32; 7],
+    /// Below, exp gives 0; above, infinity.
+    exp_range: [f32; 2],
+    log2_e: f32,
+    /// ln 2 in two parts; the first has so few bits that its multiples by exponents are exact.
+    ln_2: [f32; 2],
+    /// 1.5 * 2^23: adding it rounds to the nearest integer, which then stands in the low bits.
+    round: f32,
+    one: f32,
+    two: f32,
+    half: f32,
+    negative_zero: f32,
+    /// Of exponents; an integer.
+    bias: f32,
+    /// Where the functions' second forms begin.
+    tanh_split: f32,
+    erf_split: f32,
+    /// Beyond, erf is 1.
+    erf_end: f32,
 }
 
-const LOG2_E: f32 = std::f32::consts::LOG2_E;
-// ln 2 in two parts; the first has so few bits that its multiples by exponents are exact.
-const LN2_HIGH: f32 = 0.693_359_4;
-const LN2_LOW: f32 = -2.121_944_4e-4;
-/// 1.5 * 2^23: adding it rounds to the nearest integer, which then stands in the low bits.
-const ROUND: f32 = 12_582_912.0;
-
-/// e^x; at most 2 ulp (and half the smallest denormal where the result is denormal). 0 below -104,
-/// infinity above 88.72.
-#[inline(always)]
-pub(crate) fn exp<V: F32s>(x: V) -> V {
-    const P: [f32; 5] = [0.499_999_94, 0.166_665_21, 0.041_668_274, 8.368_686e-3, 1.382_013_8e-3];
-    let x = x.max_first(x.num(-104.0)).min_first(x.num(89.0));
-    let shifted = x.mul(x.num(LOG2_E)).add(x.num(ROUND));
-    let n = shifted.sub(x.num(ROUND));
-    let r = x.sub(n.mul(x.num(LN2_HIGH))).sub(n.mul(x.num(LN2_LOW)));
-    let y = poly(r, &P).mul(r).mul(r).add(r).add(x.num(1.0));
-    // 2^n in two factors, since n = 128 and n < -126 have no normal one.
-    let n = shifted.isub(x.num(ROUND));
-    let half = n.sar::<1>();
-    y.mul(power_of_two(half)).mul(power_of_two(n.isub(half)))
-}
-
-/// Natural logarithm; at most 2 ulp, denormals included. NaN below 0, -infinity at 0.
-#[inline(always)]
-pub(crate) fn log<V: F32s>(x: V) -> V {
-    const P: [f32; 9] = [
+static NUMBERS: Numbers = Numbers {
+    exp: [0.499_999_94, 0.166_665_21, 0.041_668_274, 8.368_686e-3, 1.382_013_8e-3],
+    log: [
         0.333_333_1,
         -0.249_999_94,
         0.200_022_01,
@@ -72,7 +72,53 @@ pub(crate) fn log<V: F32s>(x: V) -> V {
         0.118_852_206,
         -0.117_218_465,
         0.068_030_18,
-    ];
+    ],
+    tanh: [-0.333_333_3, 0.133_332_21, -0.053_948_18, 0.021_706_894, -8.190_013e-3, 2.152_683_7e-3],
+    erf_small: [0.128_379_17, -0.376_126_3, 0.112_836_26, -0.026_855_731, 5.192_405e-3, -8.049_77e-4, 7.996_65e-5],
+    erf_large: [0.128_648_49, 0.635_151_3, 0.106_236_845, -0.023_762_02, 3.642_429_6e-3, -3.227_94e-4, 1.123_001_2e-5],
+    exp_range: [-104.0, 89.0],
+    log2_e: std::f32::consts::LOG2_E,
+    ln_2: [0.693_359_4, -2.121_944_4e-4],
+    round: 12_582_912.0,
+    one: 1.0,
+    two: 2.0,
+    half: 0.5,
+    negative_zero: -0.0,
+    bias: f32::from_bits(127),
+    tanh_split: 0.625,
+    erf_split: 0.925,
+    erf_end: 4.0,
+};
+
+/// The numbers, to hand to the functions below.
+pub(crate) fn numbers() -> &'static Numbers {
+    std::hint::black_box(&NUMBERS)
+}
+
+#[inline(always)]
+fn power_of_two<V: F32s>(n: V, k: &Numbers) -> V {
+    n.iadd(n.num(k.bias)).shl::<23>()
+}
+
+/// e^x; at most 2 ulp (and half the smallest denormal where the result is denormal). 0 below -104,
+/// infinity above 88.72.
+#[inline(always)]
+pub(crate) fn exp<V: F32s>(x: V, k: &Numbers) -> V {
+    let x = x.max_first(x.num(k.exp_range[0])).min_first(x.num(k.exp_range[1]));
+    let round = x.num(k.round);
+    let shifted = x.mul(x.num(k.log2_e)).add(round);
+    let n = shifted.sub(round);
+    let r = x.sub(n.mul(x.num(k.ln_2[0]))).sub(n.mul(x.num(k.ln_2[1])));
+    let y = poly(r, &k.exp).mul(r).mul(r).add(r).add(x.num(k.one));
+    // 2^n in two factors, since n = 128 and n < -126 have no normal one.
+    let n = shifted.isub(round);
+    let half = n.sar::<1>();
+    y.mul(power_of_two(half, k)).mul(power_of_two(n.isub(half), k))
+}
+
+/// Natural logarithm; at most 2 ulp, denormals included. NaN below 0, -infinity at 0.
+#[inline(always)]
+pub(crate) fn log<V: F32s>(x: V, k: &Numbers) -> V {
     let tiny = x.lt(x.num(f32::MIN_POSITIVE));
     let scaled = tiny.select(x.mul(x.num(8_388_608.0)), x);
     // scaled = m 2^e with m in [sqrt(1/2), sqrt(2)).
@@ -80,49 +126,45 @@ pub(crate) fn log<V: F32s>(x: V) -> V {
     let e = scaled.isub(offset).sar::<23>();
     let m = scaled.isub(e.shl::<23>());
     // The integer e as a float, by way of the low bits of a large one.
-    let e = e.iadd(x.num(ROUND)).sub(x.num(ROUND)).sub(tiny.and(x.num(23.0)));
-    let t = m.sub(x.num(1.0));
+    let round = x.num(k.round);
+    let e = e.iadd(round).sub(round).sub(tiny.and(x.num(23.0)));
+    let t = m.sub(x.num(k.one));
     let z = t.mul(t);
-    let y = poly(t, &P).mul(t).mul(z).add(e.mul(x.num(LN2_LOW))).sub(z.mul(x.num(0.5)));
-    let y = t.add(y).add(e.mul(x.num(LN2_HIGH)));
+    let y = poly(t, &k.log).mul(t).mul(z).add(e.mul(x.num(k.ln_2[1]))).sub(z.mul(x.num(k.half)));
+    let y = t.add(y).add(e.mul(x.num(k.ln_2[0])));
     let zero = x.num(0.0);
     let y = x.eq(zero).select(x.num(f32::NEG_INFINITY), y);
     let y = x.eq(x.num(f32::INFINITY)).select(x, y);
-    // NaN where neither x >= 0 ...
+    // NaN where x is not at least 0.
     zero.le(x).select(y, x.num(f32::NAN))
 }
 
 /// Hyperbolic tangent; at most 2 ulp.
 #[inline(always)]
-pub(crate) fn tanh<V: F32s>(x: V) -> V {
-    const P: [f32; 6] = [-0.333_333_3, 0.133_332_21, -0.053_948_18, 0.021_706_894, -8.190_013e-3, 2.152_683_7e-3];
+pub(crate) fn tanh<V: F32s>(x: V, k: &Numbers) -> V {
     let t = x.abs();
     let z = x.mul(x);
-    let small = poly(z, &P).mul(z).mul(x).add(x);
-    let one = x.num(1.0);
-    let large = one.sub(x.num(2.0).div(exp(t.add(t)).add(one)));
-    t.lt(x.num(0.625)).select(small, large).or(x.and(x.num(-0.0)))
+    let small = poly(z, &k.tanh).mul(z).mul(x).add(x);
+    let one = x.num(k.one);
+    let large = one.sub(x.num(k.two).div(exp(t.add(t), k).add(one)));
+    t.lt(x.num(k.tanh_split)).select(small, large).or(x.and(x.num(k.negative_zero)))
 }
 
 /// Error function; at most 2 ulp. Near 0 an odd polynomial, else 1 - exp(-t - t Q(t)), t = |x|.
 #[inline(always)]
-pub(crate) fn erf<V: F32s>(x: V) -> V {
-    const P: [f32; 7] =
-        [0.128_379_17, -0.376_126_3, 0.112_836_26, -0.026_855_731, 5.192_405e-3, -8.049_77e-4, 7.996_65e-5];
-    const Q: [f32; 7] =
-        [0.128_648_49, 0.635_151_3, 0.106_236_845, -0.023_762_02, 3.642_429_6e-3, -3.227_94e-4, 1.123_001_2e-5];
-    let t = x.abs().min_first(x.num(4.0));
+pub(crate) fn erf<V: F32s>(x: V, k: &Numbers) -> V {
+    let t = x.abs().min_first(x.num(k.erf_end));
     let z = t.mul(t);
-    let small = poly(z, &P).mul(x).add(x);
-    let large = x.num(1.0).sub(exp(poly(t, &Q).mul(t).add(t).neg()));
-    t.lt(x.num(0.925)).select(small, large).or(x.and(x.num(-0.0)))
+    let small = poly(z, &k.erf_small).mul(x).add(x);
+    let large = x.num(k.one).sub(exp(poly(t, &k.erf_large).mul(t).add(t).neg(), k));
+    t.lt(x.num(k.erf_split)).select(small, large).or(x.and(x.num(k.negative_zero)))
 }
 
 /// 1 / (1 + exp(-x)); at most 3 ulp where the result is normal.
 #[inline(always)]
-pub(crate) fn sigmoid<V: F32s>(x: V) -> V {
-    let one = x.num(1.0);
-    one.div(exp(x.neg()).add(one))
+pub(crate) fn sigmoid<V: F32s>(x: V, k: &Numbers) -> V {
+    let one = x.num(k.one);
+    one.div(exp(x.neg(), k).add(one))
 }
 
 #[cfg(test)]
@@ -130,10 +172,10 @@ mod tests {
     use super::super::lanes::Plain;
     use super::*;
 
-    fn scalar(f: impl Fn(Plain<1>) -> Plain<1>, x: f32) -> f32 {
+    fn scalar(f: impl Fn(Plain<1>, &Numbers) -> Plain<1>, x: f32) -> f32 {
         let mut y = 0.0;
         // Safety: plain Rust needs no instructions; `x` and `y` are one element each.
-        unsafe { f(Plain::load(&x)).store(&mut y) };
+        unsafe { f(Plain::load(&x), numbers()).store(&mut y) };
         y
     }
 
@@ -147,7 +189,7 @@ mod tests {
     }
 
     /// The greatest error over every `step`-th float in `range` (by bits, both signs on request).
-    fn worst(f: impl Fn(Plain<1>) -> Plain<1>, want: impl Fn(f64) -> f64, low: f32, high: f32) -> (f64, f32) {
+    fn worst(f: impl Fn(Plain<1>, &Numbers) -> Plain<1>, want: impl Fn(f64) -> f64, low: f32, high: f32) -> (f64, f32) {
         let mut worst = (0.0, low);
         let n = 200_000;
         let (a, b) = (low.to_bits() as i64, high.to_bits() as i64);
@@ -202,7 +244,7 @@ mod tests {
         let inf = f32::INFINITY;
         for (f, cases) in [
             (
-                exp as fn(Plain<1>) -> Plain<1>,
+                exp as fn(Plain<1>, &Numbers) -> Plain<1>,
                 [(0.0, 1.0), (-0.0, 1.0), (inf, inf), (-inf, 0.0), (89.0, inf), (-110.0, 0.0)],
             ),
             (log, [(0.0, -inf), (-0.0, -inf), (inf, inf), (-inf, f32::NAN), (1.0, 0.0), (-1e-40, f32::NAN)]),
@@ -224,13 +266,20 @@ mod tests {
     fn same_bits() {
         fn all<V: F32s>(xs: &[f32]) -> Vec<u32> {
             let mut out = Vec::new();
-            for f in
-                [exp as fn(V) -> V, log, tanh, erf, sigmoid, |x| x.sqrt(), |x| x.min(x.num(0.5)), |x| x.max(x.num(0.5))]
-            {
+            for f in [
+                exp as fn(V, &Numbers) -> V,
+                log,
+                tanh,
+                erf,
+                sigmoid,
+                |x, _| x.sqrt(),
+                |x, _| x.min(x.num(0.5)),
+                |x, _| x.max(x.num(0.5)),
+            ] {
                 for chunk in xs.chunks_exact(V::N) {
                     let mut y = [0f32; 32];
                     // Safety: the caller checked the instructions; a chunk has N elements, y has 32.
-                    unsafe { f(V::load(chunk.as_ptr())).store(y.as_mut_ptr()) };
+                    unsafe { f(V::load(chunk.as_ptr()), numbers()).store(y.as_mut_ptr()) };
                     out.extend(y[..V::N].iter().map(|y| if y.is_nan() { 1 } else { y.to_bits() }));
                 }
             }

@@ -230,6 +230,7 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
     let d = frame.slot(ins.dst).cast::<f32>();
     let of = |a: Arg| (frame.slot(a.slot).cast::<f32>().cast_const(), a.step as usize);
     let [a, b, c, e, g, h] = ins.args.map(of);
+    let k = math::numbers();
     // Safety: the caller's promise, for every loop below.
     unsafe {
         match ins.op {
@@ -237,13 +238,13 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
                 Unary::Neg => map::<V, 1>(n, d, [a], |[x]| x.neg()),
                 Unary::Abs => map::<V, 1>(n, d, [a], |[x]| x.abs()),
                 Unary::Sign => map::<V, 1>(n, d, [a], |[x]| sign(x)),
-                Unary::Exp => map::<Pair<V>, 1>(n, d, [a], |[x]| math::exp(x)),
-                Unary::Log => map::<Pair<V>, 1>(n, d, [a], |[x]| math::log(x)),
+                Unary::Exp => map::<Pair<V>, 1>(n, d, [a], |[x]| math::exp(x, k)),
+                Unary::Log => map::<Pair<V>, 1>(n, d, [a], |[x]| math::log(x, k)),
                 Unary::Sqrt => map::<V, 1>(n, d, [a], |[x]| x.sqrt()),
                 Unary::Reciprocal => map::<V, 1>(n, d, [a], |[x]| x.num(1.0).div(x)),
-                Unary::Erf => map::<Pair<V>, 1>(n, d, [a], |[x]| math::erf(x)),
-                Unary::Tanh => map::<Pair<V>, 1>(n, d, [a], |[x]| math::tanh(x)),
-                Unary::Sigmoid => map::<Pair<V>, 1>(n, d, [a], |[x]| math::sigmoid(x)),
+                Unary::Erf => map::<Pair<V>, 1>(n, d, [a], |[x]| math::erf(x, k)),
+                Unary::Tanh => map::<Pair<V>, 1>(n, d, [a], |[x]| math::tanh(x, k)),
+                Unary::Sigmoid => map::<Pair<V>, 1>(n, d, [a], |[x]| math::sigmoid(x, k)),
                 Unary::Not => unreachable!("not of a float is never built"),
             },
             Op::F2(op) => match op {
@@ -278,8 +279,8 @@ unsafe fn floats<V: F32s>(ins: &Ins, n: usize, frame: &Frame) {
             }
             Op::MulMulAdd => map::<V, 4>(n, d, [a, b, c, e], |[x, y, z, w]| x.mul(y).add(z.mul(w))),
             Op::DivSqrtAdd => map::<V, 3>(n, d, [a, b, c], |[x, y, z]| x.div(y.sqrt().add(z))),
-            Op::ExpSub => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y))),
-            Op::ErfMul => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::erf(x.mul(y))),
+            Op::ExpSub => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::exp(x.sub(y), k)),
+            Op::ErfMul => map::<Pair<V>, 2>(n, d, [a, b], |[x, y]| math::erf(x.mul(y), k)),
             Op::Accumulate(op) => match op {
                 ReduceOp::Sum => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.add(x)),
                 ReduceOp::Max => map::<V, 2>(n, d, [(d, BLOCK), a], |[s, x]| s.max(x)),
