@@ -2,7 +2,7 @@
 //! artifacts, `inputs.txt` and the inputs, `matmul.onnx` with its own.
 //!
 //! It answers each line of standard input by a line: `steps N` by the milliseconds of N steps, `rate` by the GFLOP/s of a
-//! large matrix product. The other programs that `cargo xtask bench` starts (ort.py, node.mjs, chromium.mjs) do the same. Cores:
+//! large matrix product, run once. The other programs that `cargo xtask bench` starts (ort.py, node.mjs, chromium.mjs) do the same. Cores:
 //! `RAYON_NUM_THREADS`.
 
 use std::error::Error;
@@ -26,11 +26,12 @@ fn main() -> Result<()> {
         return Ok(());
     };
     let mut training = Training::load(&folder)?;
+    let mut product = Product::load(&folder)?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let answer = match line.split_once(' ') {
             Some(("steps", count)) => training.steps(count.parse()?)?,
-            None if line == "rate" => format!("{}", rate(&folder)?),
+            None if line == "rate" => product.rate()?.to_string(),
             _ => return Err(format!("there is no command {line:?}").into()),
         };
         let mut out = std::io::stdout().lock();
@@ -70,19 +71,28 @@ impl Training {
     }
 }
 
-/// GFLOP/s of matmul.onnx: the best of some runs. matmul.flop holds their number.
-fn rate(folder: &Path) -> Result<f64> {
-    let mut session = Session::new(read_file(folder.join("matmul.onnx"))?, Cpu);
-    let inputs = named(inputs(folder, "matmul")?, &session.input_names())?;
-    let inputs: Vec<&Tensor> = inputs.iter().collect();
-    let operations: f64 = fs::read_to_string(folder.join("matmul.flop"))?.trim().parse()?;
-    let mut best = f64::INFINITY;
-    for _ in 0..6 {
-        let start = Instant::now();
-        session.run(&inputs)?;
-        best = best.min(start.elapsed().as_secs_f64());
+/// The large matrix product of matmul.onnx; matmul.flop holds its number of operations.
+struct Product {
+    session: Session<Cpu>,
+    inputs: Vec<Tensor>,
+    operations: f64,
+}
+
+impl Product {
+    fn load(folder: &Path) -> Result<Self> {
+        let session = Session::new(read_file(folder.join("matmul.onnx"))?, Cpu);
+        let inputs = named(inputs(folder, "matmul")?, &session.input_names())?;
+        let operations = fs::read_to_string(folder.join("matmul.flop"))?.trim().parse()?;
+        Ok(Self { session, inputs, operations })
     }
-    Ok(operations / best / 1e9)
+
+    /// GFLOP/s of one run.
+    fn rate(&mut self) -> Result<f64> {
+        let inputs: Vec<&Tensor> = self.inputs.iter().collect();
+        let start = Instant::now();
+        self.session.run(&inputs)?;
+        Ok(self.operations / start.elapsed().as_secs_f64() / 1e9)
+    }
 }
 
 /// The tensors that `list`.txt names: a line `file dtype sizes name` each.

@@ -68,6 +68,7 @@ impl Args {
         let wanted = |case: &&Case| self.cases.is_empty() || self.cases.iter().any(|name| name == case.name);
         let cases: Vec<&Case> = CASES.iter().filter(wanted).collect();
         let programs = Programs::prepare(&envs, self.peers)?;
+        let package = sizes(&build::package(build::Mode::Release)?.join("dist").join(WASM))?;
         let prepared = sh::step("artifacts of the models", || {
             cases.iter().map(|case| case.prepare()).collect::<Result<Vec<_>>>()
         })?;
@@ -82,30 +83,26 @@ impl Args {
         }
         for (program, env) in programs.iter().zip(&envs) {
             for &threads in env.threads() {
-                let mut rate = None;
                 for (case, files) in cases.iter().zip(&prepared) {
                     let mut ours = program.start(&files.ours, threads)?;
-                    let rate = match rate {
-                        Some(rate) => rate,
-                        None => *rate.insert(ours.rate()?),
-                    };
                     let mut peer = program.start_peer(&files.peer, threads)?;
                     let times = in_turns(&mut ours, peer.as_mut())?;
-                    let floor_ms = files.flops as f64 / rate / 1e6;
+                    let floor_ms = files.flops as f64 / times.rate / 1e6;
                     show(Row {
                         case: case.name,
                         env: env.name(),
                         threads,
                         peer: program.peer,
-                        ours_ms: times.0,
-                        peer_ms: times.1,
-                        floor_fraction: floor_ms / times.0,
+                        ours_ms: times.ours_ms,
+                        peer_ms: times.peer_ms,
+                        floor_fraction: floor_ms / times.ours_ms,
                     });
                 }
             }
         }
-        let package = sizes(&build::package(build::Mode::Release)?.join("dist").join(WASM))?;
-        println!("{WASM}: {package}");
+        if !self.json {
+            println!("{WASM}: {package}");
+        }
         if self.write {
             readme::write(PART, &section(&rows, &package)?)?;
         }
@@ -113,22 +110,39 @@ impl Args {
     }
 }
 
-/// Median milliseconds of a step of both sides, which take turns.
-fn in_turns(ours: &mut Runner, peer: Option<&mut Runner>) -> Result<(f64, Option<f64>)> {
-    let mut sides: Vec<(&mut Runner, usize, Vec<f64>)> = Vec::new();
-    for runner in [Some(ours), peer].into_iter().flatten() {
-        runner.steps(3)?; // plans, pages, caches
-        let turn = TURN_MS / median(&mut runner.steps(3)?);
-        sides.push((runner, turn.clamp(TURN_STEPS.0, TURN_STEPS.1) as usize, Vec::new()));
-    }
+/// What was measured in turns; medians.
+struct Times {
+    /// Milliseconds of a step.
+    ours_ms: f64,
+    peer_ms: Option<f64>,
+    /// GFLOP/s of ontrain's large matrix product.
+    rate: f64,
+}
+
+/// Times both sides, which take turns.
+fn in_turns(ours: &mut Runner, mut peer: Option<&mut Runner>) -> Result<Times> {
+    let ours_turn = turn(ours)?;
+    let peer_turn = peer.as_mut().map(|peer| turn(peer)).transpose()?.unwrap_or(0);
+    ours.rate()?; // its plan is made
+    let (mut ours_ms, mut peer_ms, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        for (runner, count, times) in &mut sides {
+        sleep(PAUSE);
+        ours_ms.extend(ours.steps(ours_turn)?);
+        rates.push(ours.rate()?);
+        if let Some(peer) = &mut peer {
             sleep(PAUSE);
-            times.extend(runner.steps(*count)?);
+            peer_ms.extend(peer.steps(peer_turn)?);
         }
     }
-    let mut medians = sides.iter_mut().map(|(_, _, times)| median(times));
-    Ok((medians.next().unwrap_or(f64::NAN), medians.next()))
+    let peer_ms = peer.is_some().then(|| median(&mut peer_ms));
+    Ok(Times { ours_ms: median(&mut ours_ms), peer_ms, rate: median(&mut rates) })
+}
+
+/// Warms a side up; the number of its steps in a turn.
+fn turn(runner: &mut Runner) -> Result<usize> {
+    runner.steps(3)?; // plans, pages, caches
+    let step = median(&mut runner.steps(3)?);
+    Ok((TURN_MS / step).clamp(TURN_STEPS.0, TURN_STEPS.1) as usize)
 }
 
 fn median(times: &mut [f64]) -> f64 {
