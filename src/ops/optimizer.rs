@@ -498,11 +498,11 @@ mod tests {
             format!("{:?}", run(op, inputs, 1, attributes).unwrap_err())
         };
         let (lr, w) = (floats(&[1], &[0.5]), floats(&[2], &[1.0, 2.0]));
-        assert!(fails("SGDOptimizerV2", &[lr.clone()], &[]).contains("number of inputs"));
+        assert!(fails("SGDOptimizerV2", std::slice::from_ref(&lr), &[]).contains("number of inputs"));
         assert!(fails("SGDOptimizerV2", &[lr.clone(), w.clone(), lr.clone()], &[]).contains("wrong shape"));
         assert!(fails("SGDOptimizerV2", &[w.clone(), w.clone(), w.clone()], &[]).contains("one number"));
         assert!(
-            fails("InplaceClipGradNorm", &[w.clone()], &[("norm_type", Attribute::String("inf".into()))])
+            fails("InplaceClipGradNorm", std::slice::from_ref(&w), &[("norm_type", Attribute::String("inf".into()))])
                 .contains("fro")
         );
         let adam = [lr.clone(), Tensor::ints(&[1]), w.clone(), w.clone(), w.clone(), w.clone()];
