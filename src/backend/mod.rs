@@ -1,6 +1,8 @@
 //! Devices: each runs the kernel set, and nothing in it knows ONNX or that a model is being trained.
 
 pub mod cpu;
+#[cfg(feature = "webgpu")]
+pub mod webgpu;
 
 use crate::error::Result;
 use crate::kernel::{RunContext, View};

@@ -1,0 +1,1 @@
+//! One template of matrix products for Gemm and Conv.

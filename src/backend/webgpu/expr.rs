@@ -1,0 +1,1 @@
+//! A program of expressions as WGSL.

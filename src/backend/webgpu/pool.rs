@@ -1,0 +1,8 @@
+use super::lower::Lower;
+use super::shader::Dispatch;
+use crate::error::Result;
+use crate::kernel::{Pool, Step};
+
+pub(super) fn lower(_kernel: &Pool, _step: &Step, _cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
+    unimplemented!()
+}
