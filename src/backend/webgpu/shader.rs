@@ -177,9 +177,8 @@ impl<'a> Shader<'a> {
     pub(super) fn launch_threads(mut self, threads: usize) -> Dispatch {
         const SIZE: usize = 64;
         let count = self.param(threads);
-        let begin = format!(
-            "  let i = (group.y * groups.x + group.x) * {SIZE}u + lane;\n  if (i >= {count}) {{ return; }}\n"
-        );
+        let begin =
+            format!("  let i = (group.y * groups.x + group.x) * {SIZE}u + lane;\n  if (i >= {count}) {{ return; }}\n");
         self.body.insert_str(0, &begin);
         self.finish(SIZE, threads.div_ceil(SIZE))
     }
@@ -206,8 +205,7 @@ impl<'a> Shader<'a> {
         for (i, (slot, written)) in self.slots.iter().enumerate() {
             let access = if *written { "read_write" } else { "read" };
             let element = if slot.halves { "f16" } else { "u32" };
-            let _ =
-                writeln!(source, "@group(0) @binding({}) var<storage, {access}> m{i}: array<{element}>;", i + 1);
+            let _ = writeln!(source, "@group(0) @binding({}) var<storage, {access}> m{i}: array<{element}>;", i + 1);
         }
         for library in &self.libraries {
             source.push_str(library.text());
@@ -251,6 +249,21 @@ impl Operand {
             (_, _, "u32") => format!("m{m}[{at}] = {value};"),
             (_, _, "bool") => format!("m{m}[{at}] = select(0u, 1u, {value});"),
             _ => format!("m{m}[{at}] = bitcast<u32>({value});"),
+        };
+        if self.guarded { format!("if (sound) {{ {store} }}") } else { store }
+    }
+
+    /// The statement that moves the element at position `at` of `source`, which has the same dtype, to position `to`, bit for
+    /// bit.
+    pub(super) fn moves(&self, to: &str, source: &Operand, at: &str) -> String {
+        let (m, s) = (self.memory, source.memory);
+        let store = match self.storage {
+            Storage::Half | Storage::Word => format!("m{m}[{to}] = m{s}[{at}];"),
+            Storage::Pair => {
+                format!(
+                    "{{ let low = 2u * ({to}); let of = 2u * ({at}); m{m}[low] = m{s}[of]; m{m}[low + 1u] = m{s}[of + 1u]; }}"
+                )
+            }
         };
         if self.guarded { format!("if (sound) {{ {store} }}") } else { store }
     }
