@@ -12,3 +12,5 @@ mod pool;
 mod reduce;
 mod shader;
 mod status;
+#[cfg(test)]
+mod testing;
