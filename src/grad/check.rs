@@ -60,7 +60,7 @@ pub fn check_gradients(graph: &Graph, inputs: &[Tensor], wrt: &[&str], samples: 
     graph.outputs = gradients;
     let run = |graph: &Graph, inputs: &[Tensor]| {
         let inputs: Vec<_> = inputs.iter().cloned().map(Some).collect();
-        interpret(graph, &inputs, &RunContext { seed: 1, step: 1 })
+        interpret(graph, &inputs, &RunContext::new(1, 1))
     };
     let analytic = run(&graph, &inputs)?;
     let mut checks = Vec::new();
@@ -145,7 +145,7 @@ fn to_f64(graph: &Graph) -> Graph {
 /// Adds `sum over outputs of sum(output * r)`, computing each output's size from a first run.
 fn project(graph: &mut Graph, facts: &mut Facts, inputs: &[Tensor]) -> Result<ValueId> {
     let wrapped: Vec<_> = inputs.iter().cloned().map(Some).collect();
-    let values = interpret(graph, &wrapped, &RunContext { seed: 1, step: 1 })?;
+    let values = interpret(graph, &wrapped, &RunContext::new(1, 1))?;
     let outputs = graph.outputs.clone();
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut random = || {

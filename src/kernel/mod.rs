@@ -190,13 +190,22 @@ pub struct Step {
     pub from: Arc<str>,
 }
 
-/// What a run gives to its kernels beside buffers: the state of `Random`.
+/// What a run gives to its kernels beside buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunContext {
     /// The seed of the random numbers.
     pub seed: u64,
     /// Which step this is, so that each step draws other numbers.
     pub step: u64,
+    /// Does the run fail if the plan's first output is a floating number that is NaN or infinite?
+    pub finite: bool,
+}
+
+impl RunContext {
+    /// Of these random numbers; any first output will do.
+    pub const fn new(seed: u64, step: u64) -> Self {
+        Self { seed, step, finite: false }
+    }
 }
 
 /// The memory that kernels run on, buffer by buffer.

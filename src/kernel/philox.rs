@@ -40,10 +40,10 @@ mod tests {
 
     #[test]
     fn uniform_is_uniform() {
-        let cx = RunContext { seed: 7, step: 3 };
+        let cx = RunContext::new(7, 3);
         let mean = (0..40_000).map(|i| uniform(&cx, 1, i) as f64).sum::<f64>() / 40_000.0;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
-        assert_ne!(uniform(&cx, 1, 0), uniform(&RunContext { seed: 7, step: 4 }, 1, 0));
+        assert_ne!(uniform(&cx, 1, 0), uniform(&RunContext::new(7, 4), 1, 0));
         assert_ne!(uniform(&cx, 1, 0), uniform(&cx, 2, 0));
     }
 }

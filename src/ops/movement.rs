@@ -421,7 +421,7 @@ mod tests {
         graph.outputs = dx;
         let values: Vec<f64> = (0..12).map(|i| 0.25 * i as f64 - 1.0).collect();
         let x = Tensor::from_f64s(DType::F64, &[3, 4], &values).unwrap();
-        interpret(&graph, &[Some(x)], &crate::kernel::RunContext { seed: 1, step: 1 }).unwrap()[0].to_f64s()
+        interpret(&graph, &[Some(x)], &crate::kernel::RunContext::new(1, 1)).unwrap()[0].to_f64s()
     }
 
     #[test]

@@ -148,7 +148,7 @@ impl Case {
     pub(crate) fn try_run(&self) -> crate::error::Result<Vec<Tensor>> {
         let (graph, inputs) = self.graph();
         let inputs: Vec<_> = inputs.into_iter().map(Some).collect();
-        crate::ops::interpret(&graph, &inputs, &RunContext { seed: 1, step: 1 })
+        crate::ops::interpret(&graph, &inputs, &RunContext::new(1, 1))
     }
 
     /// Checks shape and values (to 1e-9) of the first output.

@@ -1,6 +1,6 @@
 //! Making a plan: infer with concrete sizes, lower, fold, fuse, place.
 
-use super::{Input, Output, Placement, Plan, flops, fuse, memory};
+use super::{Input, Layout, Output, Placement, Plan, flops, fuse, memory};
 use crate::error::{Kind, Result, bail, err};
 use crate::graph::{Graph, TensorType};
 use crate::kernel::{BufferId, View};
@@ -22,17 +22,17 @@ pub struct PlanInput<'a> {
 /// Inputs with more elements than this never become part of a plan.
 const PIN_LIMIT: usize = 64;
 
-/// Makes the plan of `graph` for inputs of these dtypes and sizes, in the order of `graph.inputs`.
+/// Makes the plan of `graph` for inputs of these dtypes and sizes, in the order of `graph.inputs`, on memory of this layout.
 ///
 /// If shapes depend on the value of a small input (a Reshape's target, a Slice's bounds), that value
 /// becomes part of the plan and the input is marked `pinned`.
-pub fn build(graph: &Graph, inputs: &[PlanInput<'_>]) -> Result<Plan> {
+pub fn build(graph: &Graph, inputs: &[PlanInput<'_>], layout: &Layout) -> Result<Plan> {
     if inputs.len() != graph.inputs.len() {
         return Err(err!(Plan, "number of inputs").expected(graph.inputs.len()).found(inputs.len()));
     }
-    match attempt(graph, inputs, false) {
+    match attempt(graph, inputs, layout, false) {
         Err(e) if e.kind() == Kind::Plan && inputs.iter().any(|i| pinnable(i).is_some()) => {
-            attempt(graph, inputs, true).map_err(|_| e)
+            attempt(graph, inputs, layout, true).map_err(|_| e)
         }
         result => result,
     }
@@ -43,7 +43,7 @@ fn pinnable<'a>(input: &PlanInput<'a>) -> Option<&'a Tensor> {
     input.value.filter(|t| t.shape().len() <= 1 && t.len() <= PIN_LIMIT)
 }
 
-fn attempt(graph: &Graph, inputs: &[PlanInput<'_>], pin: bool) -> Result<Plan> {
+fn attempt(graph: &Graph, inputs: &[PlanInput<'_>], layout: &Layout, pin: bool) -> Result<Plan> {
     let (mut facts, mut lowering) = (Facts::default(), Lowering::default());
     for (id, tensor) in &graph.initializers {
         facts.set_constant(*id, tensor.clone());
@@ -79,12 +79,13 @@ fn attempt(graph: &Graph, inputs: &[PlanInput<'_>], pin: bool) -> Result<Plan> {
         };
         outputs.push((graph.name_of(id).to_owned(), place));
     }
-    finish(graph, inputs, &pinned, lowering, outputs)
+    finish(graph, inputs, layout, &pinned, lowering, outputs)
 }
 
 fn finish(
     graph: &Graph,
     inputs: &[PlanInput<'_>],
+    layout: &Layout,
     pinned: &[bool],
     mut lowering: Lowering,
     outputs: Vec<(String, Output)>,
@@ -92,16 +93,16 @@ fn finish(
     let kept: Vec<BufferId> =
         outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v.buffer) } else { None }).collect();
     fuse::run(&mut lowering, &kept);
-    let (offsets, arena_bytes) = memory::place(&lowering, &kept)?;
-    let place = |(info, offset): (&crate::ops::BufferInfo, &Option<usize>)| match (&info.origin, offset) {
-        (Origin::Temp, Some(offset)) => Placement::Arena { offset: *offset, bytes: info.len * info.dtype.size() },
+    let (places, arenas) = memory::place(&lowering, &kept, layout)?;
+    let place = |(info, place): (&crate::ops::BufferInfo, &Option<memory::Place>)| match (&info.origin, place) {
+        (Origin::Temp, Some(p)) => Placement::Arena { arena: p.arena, offset: p.offset, bytes: p.bytes },
         (Origin::Temp, None) => Placement::Unused,
         (Origin::Constant(tensor), _) => Placement::Constant(tensor.clone()),
         (Origin::Input(id), _) => {
             Placement::Input(graph.inputs.iter().position(|i| i == id).expect("inputs are graph inputs"))
         }
     };
-    let buffers = lowering.buffers.iter().zip(&offsets).map(place).collect();
+    let buffers = lowering.buffers.iter().zip(&places).map(place).collect();
     let input = |((&id, input), &pinned): ((&crate::graph::ValueId, &PlanInput<'_>), &bool)| Input {
         name: graph.name_of(id).to_owned(),
         dtype: input.dtype,
@@ -110,7 +111,7 @@ fn finish(
     };
     let inputs = graph.inputs.iter().zip(inputs).zip(pinned).map(input).collect();
     let flops = lowering.steps.iter().map(flops::of).sum();
-    let mut plan = Plan { steps: lowering.steps, buffers, inputs, outputs, arena_bytes, flops };
+    let mut plan = Plan { steps: lowering.steps, buffers, inputs, outputs, arenas, flops };
     drop_unused_constants(&mut plan);
     Ok(plan)
 }

@@ -4,10 +4,12 @@
 mod build;
 mod flops;
 mod fuse;
+mod layout;
 mod memory;
 mod show;
 
 pub use build::{PlanInput, build};
+pub use layout::Layout;
 
 use crate::kernel::{Kernel, Step, View};
 use crate::tensor::{DType, Tensor};
@@ -16,8 +18,10 @@ use std::sync::Arc;
 /// Where a buffer lives.
 #[derive(Clone, Debug)]
 pub enum Placement {
-    /// In the plan's arena, at a byte offset.
+    /// In one of the plan's arenas, at a byte offset.
     Arena {
+        /// Which arena.
+        arena: usize,
         /// Bytes from the start of the arena; a multiple of 64.
         offset: usize,
         /// Size in bytes.
@@ -64,13 +68,27 @@ pub struct Plan {
     pub inputs: Vec<Input>,
     /// The graph outputs in order: name, place.
     pub outputs: Vec<(String, Output)>,
-    /// Bytes of the arena: the peak of everything that lives inside a run.
-    pub arena_bytes: usize,
+    /// Bytes of each arena: the memory of everything that lives inside a run. Host memory needs one.
+    pub arenas: Vec<Arena>,
     /// Floating-point operations of one run.
     pub flops: u64,
 }
 
+/// A piece of memory that temporary tensors share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arena {
+    /// Its size.
+    pub bytes: usize,
+    /// Does it hold float16 tensors, apart from the others (see [`Layout::halves_apart`])?
+    pub halves: bool,
+}
+
 impl Plan {
+    /// Bytes of all arenas: the peak of everything that lives inside a run.
+    pub fn peak_bytes(&self) -> usize {
+        self.arenas.iter().map(|a| a.bytes).sum()
+    }
+
     /// Bytes of all constants.
     pub fn constant_bytes(&self) -> usize {
         let bytes = |p: &Placement| if let Placement::Constant(t) = p { t.bytes().len() } else { 0 };

@@ -12,7 +12,7 @@ impl fmt::Display for Plan {
             "{} steps, {} FLOP, {} bytes peak, {} bytes of constants",
             self.steps.len(),
             self.flops,
-            self.arena_bytes,
+            self.peak_bytes(),
             self.constant_bytes()
         )?;
         for input in &self.inputs {
@@ -44,7 +44,8 @@ impl Plan {
     /// `@4096:float32[32,10]`: place, dtype, shape, and strides where they are not row-major.
     fn show(&self, view: &View) -> String {
         let place = match &self.buffers[view.buffer.index()] {
-            Placement::Arena { offset, .. } => format!("@{offset}"),
+            Placement::Arena { arena: 0, offset, .. } => format!("@{offset}"),
+            Placement::Arena { arena, offset, .. } => format!("@{arena}:{offset}"),
             Placement::Constant(_) => format!("const{}", view.buffer.0),
             Placement::Input(i) => self.inputs[*i].name.clone(),
             Placement::Unused => "unused".into(),

@@ -70,35 +70,42 @@ impl<B: Backend> Model<B> {
         self.graph.outputs[..self.read].iter().map(|id| self.graph.name_of(*id).to_owned()).collect()
     }
 
-    /// Runs the model on `inputs`, in the order of [`Self::input_names`].
-    pub(super) fn run(&mut self, backend: &B, inputs: &[&Tensor], cx: &RunContext) -> Result<()> {
-        self.prepare(backend, inputs)?;
+    /// Runs the model on `inputs`, in the order of [`Self::input_names`], and reads its outputs.
+    pub(super) async fn run(&mut self, backend: &B, inputs: &[&Tensor], cx: &RunContext) -> Result<()> {
+        self.start(backend, inputs, cx).await?;
+        self.fetch(backend).await
+    }
+
+    /// Lets the device run the model, without waiting for it.
+    pub(super) async fn start(&mut self, backend: &B, inputs: &[&Tensor], cx: &RunContext) -> Result<()> {
+        self.prepare(backend, inputs).await?;
         let compiled = self.plans.last_mut().expect("prepared");
         for (buffer, tensor) in compiled.user.iter().zip(inputs) {
             backend.upload(buffer, tensor.bytes())?;
         }
-        backend.run(&mut compiled.program, cx)?;
-        for ((_, output), tensor) in compiled.plan.outputs.iter().zip(&mut compiled.outputs) {
-            if let Output::View(view) = output {
-                backend.read(&compiled.program, view, tensor.bytes_mut())?;
-            }
-        }
-        Ok(())
+        backend.run(&mut compiled.program, cx).await
     }
 
-    /// The outputs of the last run.
+    /// Reads the outputs of the last run.
+    pub(super) async fn fetch(&mut self, backend: &B) -> Result<()> {
+        let Some(compiled) = self.plans.last_mut() else { return Ok(()) };
+        let outputs = &compiled.plan.outputs[..compiled.outputs.len()];
+        backend.read(&compiled.program, outputs, &mut compiled.outputs).await
+    }
+
+    /// The outputs that were read last.
     pub(super) fn outputs(&self) -> &[Tensor] {
         self.plans.last().map_or(&[], |c| &c.outputs)
     }
 
     /// The plan for inputs of these sizes, made if it is not there.
-    pub(super) fn plan(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<&Plan> {
-        self.prepare(backend, inputs)?;
+    pub(super) async fn plan(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<&Plan> {
+        self.prepare(backend, inputs).await?;
         Ok(&self.plans.last().expect("prepared").plan)
     }
 
     /// Brings the plan for these inputs to the end of `plans`.
-    fn prepare(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<()> {
+    async fn prepare(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<()> {
         let fits = |c: &Compiled<B>| c.fits(inputs);
         if let Some(at) = self.plans.iter().rposition(fits) {
             let last = self.plans.len() - 1;
@@ -106,7 +113,7 @@ impl<B: Backend> Model<B> {
             return Ok(());
         }
         self.check(inputs)?;
-        let compiled = self.compile(backend, inputs)?;
+        let compiled = self.compile(backend, inputs).await?;
         if self.plans.len() == PLANS {
             self.plans.remove(0);
         }
@@ -114,7 +121,7 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    fn compile(&self, backend: &B, inputs: &[&Tensor]) -> Result<Compiled<B>> {
+    async fn compile(&self, backend: &B, inputs: &[&Tensor]) -> Result<Compiled<B>> {
         let mut user = inputs.iter();
         let wanted = self.roles.iter().map(|role| match role {
             Role::User => {
@@ -124,7 +131,7 @@ impl<B: Backend> Model<B> {
             Role::Bound { dtype, shape, .. } => PlanInput { dtype: *dtype, shape: shape.clone(), value: None },
         });
         let wanted: Vec<PlanInput<'_>> = wanted.collect();
-        let plan = build(&self.graph, &wanted)?;
+        let plan = build(&self.graph, &wanted, &backend.layout())?;
         let mut buffers = Vec::with_capacity(self.roles.len());
         let (mut user, mut pinned) = (Vec::new(), Vec::new());
         for ((role, input), wanted) in self.roles.iter().zip(&plan.inputs).zip(&wanted) {
@@ -132,14 +139,14 @@ impl<B: Backend> Model<B> {
                 Role::Bound { buffer, .. } => buffer.clone(),
                 Role::User => {
                     let tensor = wanted.value.expect("user inputs have values");
-                    let buffer = backend.alloc(tensor.bytes().len())?;
+                    let buffer = backend.alloc(tensor.dtype(), tensor.len())?;
                     user.push(buffer.clone());
                     pinned.push(input.pinned.then(|| tensor.clone()));
                     buffer
                 }
             });
         }
-        let program = backend.compile(&plan, &buffers)?;
+        let program = backend.compile(&plan, &buffers).await?;
         let mut outputs = Vec::new();
         for (_, output) in &plan.outputs[..self.read] {
             outputs.push(match output {

@@ -2,9 +2,9 @@
 
 use super::model::{Model, Role};
 use super::parameters::{Parameter, Parameters};
-use crate::backend::Backend;
+use crate::backend::{Backend, now};
 use crate::checkpoint::CheckpointState;
-use crate::error::{Result, bail, err};
+use crate::error::{Result, err};
 use crate::graph::{Graph, ValueType};
 use crate::kernel::RunContext;
 use crate::onnx::{WriteOptions, write};
@@ -37,7 +37,6 @@ pub struct Module<B: Backend> {
     /// Will the next train step overwrite?
     overwrite: bool,
     training: bool,
-    non_finite: NonFinite,
     cx: RunContext,
 }
 
@@ -45,7 +44,6 @@ pub struct Module<B: Backend> {
 struct Kept<B: Backend> {
     value: B::Buffer,
     before: B::Buffer,
-    bytes: usize,
 }
 
 const RESET: &str = "lazy_reset_grad";
@@ -60,7 +58,7 @@ impl<B: Backend> Module<B> {
     /// `Graph` if a model is not a training or eval model.
     pub fn new(train: Graph, eval: Option<Graph>, state: &CheckpointState, backend: B) -> Result<Self> {
         let parameters = Parameters::new(&train, state, &backend)?;
-        let reset = backend.alloc(1)?;
+        let reset = backend.alloc(DType::Bool, 1)?;
         let gradients = parameters.trainable().count();
         let read = train.outputs.len().checked_sub(gradients).filter(|&n| n > 0);
         let Some(read) = read else {
@@ -77,7 +75,7 @@ impl<B: Backend> Module<B> {
             Ok(Model::new(graph, roles, outputs))
         });
         let eval = eval.transpose()?;
-        let cx = RunContext::default();
+        let cx = RunContext { finite: true, ..RunContext::default() };
         let module = Self {
             backend,
             parameters,
@@ -87,7 +85,6 @@ impl<B: Backend> Module<B> {
             reset,
             overwrite: true,
             training: true,
-            non_finite: NonFinite::default(),
             cx,
         };
         Ok(module)
@@ -101,17 +98,17 @@ impl<B: Backend> Module<B> {
     /// Seeds the random numbers of Dropout. The same seed, model and steps draw the same masks on every device.
     /// Default 0.
     pub fn set_seed(&mut self, seed: u64) {
-        self.cx = RunContext { seed, step: 0 };
+        self.cx = RunContext { seed, step: 0, ..self.cx };
     }
 
     /// Seeds as [`Self::set_seed`] and goes on after `steps` train steps: the next one draws the masks of the step after them.
     pub fn set_random_state(&mut self, seed: u64, steps: u64) {
-        self.cx = RunContext { seed, step: steps };
+        self.cx = RunContext { seed, step: steps, ..self.cx };
     }
 
     /// What to do about a loss that is NaN or infinite. Default [`NonFinite::Error`].
     pub fn set_non_finite(&mut self, what: NonFinite) {
-        self.non_finite = what;
+        self.cx.finite = what == NonFinite::Error;
     }
 
     /// Is the module in train mode? It is when it is made.
@@ -126,7 +123,12 @@ impl<B: Backend> Module<B> {
 
     /// A step in the current mode.
     pub fn step(&mut self, inputs: &[&Tensor]) -> Result<f32> {
-        if self.training { self.train_step(inputs) } else { self.eval_step(inputs) }
+        now(self.step_async(inputs))
+    }
+
+    /// As [`Self::step`], on devices that answer later.
+    pub async fn step_async(&mut self, inputs: &[&Tensor]) -> Result<f32> {
+        if self.training { self.train_step_async(inputs).await } else { self.eval_step_async(inputs).await }
     }
 
     /// Forward and backward: gives the loss and adds to the gradients (overwrites them in the first step and after
@@ -137,35 +139,52 @@ impl<B: Backend> Module<B> {
     /// checkpoint is not filled, or for a loss that is not finite (see [`NonFinite`]). After an error the gradients of this
     /// step are dropped; parameters are as they were.
     pub fn train_step(&mut self, inputs: &[&Tensor]) -> Result<f32> {
+        now(self.train_step_async(inputs))
+    }
+
+    /// As [`Self::train_step`], on devices that answer later.
+    pub async fn train_step_async(&mut self, inputs: &[&Tensor]) -> Result<f32> {
+        self.start_train_step(inputs).await?;
+        self.loss_async().await
+    }
+
+    /// Begins a train step without waiting for its loss, so that a GPU always has work: [`Self::loss_async`] gives the loss of the
+    /// step started last.
+    ///
+    /// # Errors
+    /// As [`Self::train_step`]; but on a GPU, a label out of range or a loss that is not finite is found later, and comes from
+    /// the next call that waits for the device. From such a step on nothing is written to parameters, gradients and optimizer
+    /// state until it has been reported.
+    pub async fn start_train_step(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.parameters.check_filled()?;
         self.backend.upload(&self.reset, &[self.overwrite as u8])?;
         for kept in &self.statistics {
-            self.backend.copy(&kept.value, &kept.before, kept.bytes)?;
+            self.backend.copy(&kept.value, &kept.before).await?;
         }
         self.cx.step += 1;
-        self.overwrite = true; // unless the step goes through
-        let loss = self.run_training(inputs);
-        if loss.is_err() {
-            for kept in &self.statistics {
-                self.backend.copy(&kept.before, &kept.value, kept.bytes)?;
-            }
-        }
-        let loss = loss?;
+        let started = self.train.start(&self.backend, inputs, &self.cx).await;
+        self.settle(started).await?;
         self.overwrite = false;
-        Ok(loss)
+        Ok(())
     }
 
-    fn run_training(&mut self, inputs: &[&Tensor]) -> Result<f32> {
-        self.train.run(&self.backend, inputs, &self.cx)?;
-        let loss = scalar(&self.train.outputs()[0])?;
-        if !loss.is_finite() && self.non_finite == NonFinite::Error {
-            bail!(
-                State,
-                "the loss is {loss} at train step {}; parameters are unchanged and this step's gradients are dropped",
-                self.cx.step
-            );
+    /// Waits for the train step started last: gives its loss, and its outputs to [`Self::train_outputs`].
+    pub async fn loss_async(&mut self) -> Result<f32> {
+        let read = self.train.fetch(&self.backend).await;
+        self.settle(read).await?;
+        let loss = self.train.outputs().first();
+        scalar(loss.ok_or_else(|| err!(State, "there is no loss before the first train step"))?)
+    }
+
+    /// After a step that failed: running statistics are as they were before it, and the next step overwrites its gradients.
+    async fn settle(&mut self, step: Result<()>) -> Result<()> {
+        if step.is_err() {
+            self.overwrite = true;
+            for kept in &self.statistics {
+                self.backend.copy(&kept.before, &kept.value).await?;
+            }
         }
-        Ok(loss)
+        step
     }
 
     /// Forward with the eval model: gives the loss.
@@ -173,9 +192,14 @@ impl<B: Backend> Module<B> {
     /// # Errors
     /// As [`Self::train_step`], and `State` if there is no eval model. A loss that is not finite is returned.
     pub fn eval_step(&mut self, inputs: &[&Tensor]) -> Result<f32> {
+        now(self.eval_step_async(inputs))
+    }
+
+    /// As [`Self::eval_step`], on devices that answer later.
+    pub async fn eval_step_async(&mut self, inputs: &[&Tensor]) -> Result<f32> {
         self.parameters.check_filled()?;
         let eval = self.eval.as_mut().ok_or_else(no_eval)?;
-        eval.run(&self.backend, inputs, &self.cx)?;
+        eval.run(&self.backend, inputs, &RunContext { finite: false, ..self.cx }).await?;
         scalar(&eval.outputs()[0])
     }
 
@@ -216,9 +240,14 @@ impl<B: Backend> Module<B> {
 
     /// The plan of a train (or eval) step on inputs of these sizes.
     pub fn plan(&mut self, training: bool, inputs: &[&Tensor]) -> Result<&Plan> {
+        now(self.plan_async(training, inputs))
+    }
+
+    /// As [`Self::plan`], on devices that answer later.
+    pub async fn plan_async(&mut self, training: bool, inputs: &[&Tensor]) -> Result<&Plan> {
         match (training, &mut self.eval) {
-            (true, _) => self.train.plan(&self.backend, inputs),
-            (false, Some(eval)) => eval.plan(&self.backend, inputs),
+            (true, _) => self.train.plan(&self.backend, inputs).await,
+            (false, Some(eval)) => eval.plan(&self.backend, inputs).await,
             (false, None) => Err(no_eval()),
         }
     }
@@ -234,7 +263,12 @@ impl<B: Backend> Module<B> {
 
     /// A parameter's value.
     pub fn parameter(&self, name: &str) -> Result<Tensor> {
-        self.parameters.value(&self.backend, name)
+        now(self.parameter_async(name))
+    }
+
+    /// As [`Self::parameter`], on devices that answer later.
+    pub async fn parameter_async(&self, name: &str) -> Result<Tensor> {
+        self.parameters.value(&self.backend, name).await
     }
 
     /// Replaces a parameter's value; `Input` error if dtype or shape differ.
@@ -244,7 +278,12 @@ impl<B: Backend> Module<B> {
 
     /// The gradient gathered for a trainable parameter: zeros before the first train step.
     pub fn gradient(&self, name: &str) -> Result<Tensor> {
-        self.parameters.gradient(&self.backend, name)
+        now(self.gradient_async(name))
+    }
+
+    /// As [`Self::gradient`], on devices that answer later.
+    pub async fn gradient_async(&self, name: &str) -> Result<Tensor> {
+        self.parameters.gradient(&self.backend, name).await
     }
 
     /// Number of elements of all (trainable) parameters together.
@@ -254,7 +293,12 @@ impl<B: Backend> Module<B> {
 
     /// All (trainable) parameters one after the other, as one float32 vector, in the order of the training model's inputs.
     pub fn contiguous_parameters(&self, trainable_only: bool) -> Result<Tensor> {
-        self.parameters.contiguous(&self.backend, trainable_only)
+        now(self.contiguous_parameters_async(trainable_only))
+    }
+
+    /// As [`Self::contiguous_parameters`], on devices that answer later.
+    pub async fn contiguous_parameters_async(&self, trainable_only: bool) -> Result<Tensor> {
+        self.parameters.contiguous(&self.backend, trainable_only).await
     }
 
     /// The way back: fills the parameters from such a vector. `Input` error if its length differs; then nothing is changed.
@@ -264,7 +308,12 @@ impl<B: Backend> Module<B> {
 
     /// Writes the parameters' current values into a checkpoint state.
     pub fn save_parameters(&self, state: &mut CheckpointState) -> Result<()> {
-        self.parameters.save(&self.backend, state)
+        now(self.save_parameters_async(state))
+    }
+
+    /// As [`Self::save_parameters`], on devices that answer later.
+    pub async fn save_parameters_async(&self, state: &mut CheckpointState) -> Result<()> {
+        self.parameters.save(&self.backend, state).await
     }
 
     /// An inference model: the eval model cut at `outputs` (any of its values), the trained values as
@@ -273,12 +322,17 @@ impl<B: Backend> Module<B> {
     /// # Errors
     /// `State` if there is no eval model or a nominal checkpoint is not filled; `Graph` for an unknown name.
     pub fn export_model_for_inferencing(&self, outputs: &[&str]) -> Result<Vec<u8>> {
+        now(self.export_model_for_inferencing_async(outputs))
+    }
+
+    /// As [`Self::export_model_for_inferencing`], on devices that answer later.
+    pub async fn export_model_for_inferencing_async(&self, outputs: &[&str]) -> Result<Vec<u8>> {
         self.parameters.check_filled()?;
         let mut graph = self.eval.as_ref().ok_or_else(no_eval)?.graph.clone();
         for p in &self.parameters.list {
             let Some(id) = graph.find(&p.name) else { continue };
             graph.inputs.retain(|input| *input != id);
-            graph.initializers.push((id, Arc::new(self.parameter(&p.name)?)));
+            graph.initializers.push((id, Arc::new(self.parameter_async(&p.name).await?)));
         }
         cut(&mut graph, outputs)?;
         let used: Vec<_> =
@@ -343,8 +397,7 @@ impl<B: Backend> Parameters<B> {
         let moved =
             norms.flat_map(|n| n.inputs.iter().skip(3).flatten()).filter_map(|id| self.find(train.name_of(*id)));
         let keep = |p: &Parameter<B>| {
-            let bytes = p.shape.iter().product::<usize>() * p.dtype.size();
-            Ok(Kept { value: p.value.clone(), before: backend.alloc(bytes)?, bytes })
+            Ok(Kept { value: p.value.clone(), before: backend.alloc(p.dtype, p.shape.iter().product())? })
         };
         moved.map(keep).collect()
     }

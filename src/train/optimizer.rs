@@ -2,7 +2,7 @@
 
 use super::model::{Model, Role};
 use super::module::Module;
-use crate::backend::Backend;
+use crate::backend::{Backend, now};
 use crate::checkpoint::{CheckpointState, OptimizerState, ParameterState};
 use crate::error::{Result, bail, err};
 use crate::graph::{Graph, ValueType};
@@ -44,8 +44,8 @@ impl<B: Backend> Optimizer<B> {
         let kept = moments_of(&graph)?;
         let mut parameters = Vec::new();
         for p in &trainable {
-            let bytes = p.shape.iter().product::<usize>() * p.dtype.size();
-            let moments = (0..kept).map(|_| backend.alloc(bytes)).collect::<Result<Vec<_>>>()?;
+            let len = p.shape.iter().product();
+            let moments = (0..kept).map(|_| backend.alloc(p.dtype, len)).collect::<Result<Vec<_>>>()?;
             parameters.push(Moments { name: p.name.clone(), dtype: p.dtype, shape: p.shape.clone(), moments });
         }
         let shapes: Vec<Vec<usize>> = trainable.iter().map(|p| p.shape.clone()).collect();
@@ -56,7 +56,7 @@ impl<B: Backend> Optimizer<B> {
                 .found(format!("{} of \"{}\"", p.dtype, p.name)));
         }
         sequences::expand(&mut graph, &shapes, dtype)?;
-        let (learning_rate, step) = (backend.alloc(4)?, backend.alloc(8)?);
+        let (learning_rate, step) = (backend.alloc(DType::F32, 1)?, backend.alloc(DType::I64, 1)?);
         let mut roles = Vec::new();
         for &id in &graph.inputs {
             let name = graph.name_of(id);
@@ -105,11 +105,17 @@ impl<B: Backend> Optimizer<B> {
     /// One step: updates the parameters of `module`, for which the optimizer was made, by the gradients gathered so far.
     /// The gradients stay; [`Module::lazy_reset_grad`] lets the next train step overwrite them.
     pub fn step(&mut self, module: &mut Module<B>) -> Result<()> {
+        now(self.step_async(module))
+    }
+
+    /// As [`Self::step`], on devices that answer later. Does not wait for the device.
+    pub async fn step_async(&mut self, module: &mut Module<B>) -> Result<()> {
         module.parameters.check_filled()?;
         let backend = module.backend();
         backend.upload(&self.learning_rate, &self.rate.to_le_bytes())?;
         backend.upload(&self.step, &(self.steps + 1).to_le_bytes())?;
-        self.model.run(backend, &[], &RunContext::default())?;
+        self.model.start(backend, &[], &RunContext::default()).await?;
+        backend.flush();
         self.steps += 1;
         Ok(())
     }
@@ -137,12 +143,17 @@ impl<B: Backend> Optimizer<B> {
 
     /// Writes the optimizer's memory into a checkpoint state.
     pub fn save(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
+        now(self.save_async(backend, state))
+    }
+
+    /// As [`Self::save`], on devices that answer later.
+    pub async fn save_async(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
         let mut states = Vec::new();
         for p in &self.parameters {
             let mut momentums = Vec::new();
             for (i, buffer) in p.moments.iter().enumerate() {
                 let mut tensor = Tensor::zeros(p.dtype, &p.shape)?;
-                backend.download(buffer, tensor.bytes_mut())?;
+                backend.download(buffer, tensor.bytes_mut()).await?;
                 momentums.push((format!("momentum{i}"), tensor));
             }
             states.push(ParameterState { param_name: p.name.clone(), momentums });

@@ -50,14 +50,14 @@ impl<B: Backend> Parameters<B> {
             let Some(p) = state.parameter(name) else { continue };
             let (dtype, declared_shape) = declared(train, id)?;
             let shape = p.value.as_ref().map_or(declared_shape, |v| v.shape().to_vec());
-            let bytes = shape.iter().product::<usize>() * dtype.size();
-            let value = backend.alloc(bytes)?;
+            let len = shape.iter().product();
+            let value = backend.alloc(dtype, len)?;
             if let Some(tensor) = &p.value
                 && p.dtype == dtype
             {
                 backend.upload(&value, tensor.bytes())?;
             }
-            let gradient = if p.requires_grad { Some(backend.alloc(bytes)?) } else { None };
+            let gradient = if p.requires_grad { Some(backend.alloc(dtype, len)?) } else { None };
             let parameter =
                 Parameter { name: name.into(), dtype: p.dtype, shape, value, gradient, filled: p.value.is_some() };
             parameter.fits(train, id)?;
@@ -105,21 +105,21 @@ impl<B: Backend> Parameters<B> {
         }
     }
 
-    pub(super) fn value(&self, backend: &B, name: &str) -> Result<Tensor> {
+    pub(super) async fn value(&self, backend: &B, name: &str) -> Result<Tensor> {
         let p = self.get(name)?;
         if !p.filled {
             bail!(State, "the checkpoint is nominal: parameter \"{name}\" has no value yet");
         }
         let mut tensor = Tensor::zeros(p.dtype, &p.shape)?;
-        backend.download(&p.value, tensor.bytes_mut())?;
+        backend.download(&p.value, tensor.bytes_mut()).await?;
         Ok(tensor)
     }
 
-    pub(super) fn gradient(&self, backend: &B, name: &str) -> Result<Tensor> {
+    pub(super) async fn gradient(&self, backend: &B, name: &str) -> Result<Tensor> {
         let p = self.get(name)?;
         let Some(gradient) = &p.gradient else { bail!(Input, "parameter \"{name}\" is frozen: it has no gradient") };
         let mut tensor = Tensor::zeros(p.dtype, &p.shape)?;
-        backend.download(gradient, tensor.bytes_mut())?;
+        backend.download(gradient, tensor.bytes_mut()).await?;
         Ok(tensor)
     }
 
@@ -148,14 +148,14 @@ impl<B: Backend> Parameters<B> {
         }
     }
 
-    pub(super) fn contiguous(&self, backend: &B, trainable_only: bool) -> Result<Tensor> {
+    pub(super) async fn contiguous(&self, backend: &B, trainable_only: bool) -> Result<Tensor> {
         self.check_f32(trainable_only)?;
         self.check_filled()?;
         let mut all = Tensor::zeros(DType::F32, &[self.size(trainable_only)])?;
         let mut rest = all.bytes_mut();
         for p in self.chosen(trainable_only) {
             let (part, next) = rest.split_at_mut(p.len() * 4);
-            backend.download(&p.value, part)?;
+            backend.download(&p.value, part).await?;
             rest = next;
         }
         Ok(all)
@@ -179,9 +179,9 @@ impl<B: Backend> Parameters<B> {
         Ok(())
     }
 
-    pub(super) fn save(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
+    pub(super) async fn save(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
         for p in self.list.iter().filter(|p| p.filled) {
-            let value = self.value(backend, &p.name)?;
+            let value = self.value(backend, &p.name).await?;
             state.set_parameter(&p.name, value)?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! A model that is only run: what it computes before or after training.
 
 use super::model::{Model, Role};
-use crate::backend::Backend;
+use crate::backend::{Backend, now};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::RunContext;
@@ -27,7 +27,7 @@ impl<B: Backend> Session<B> {
 
     /// Seeds the random numbers (Dropout in a training graph).
     pub fn set_seed(&mut self, seed: u64) {
-        self.cx = RunContext { seed, step: 0 };
+        self.cx = RunContext::new(seed, 0);
     }
 
     /// Names of the inputs, in order.
@@ -44,13 +44,19 @@ impl<B: Backend> Session<B> {
     ///
     /// Errors: `Input` if one has a wrong dtype, rank or size; whatever planning finds for these sizes.
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<&[Tensor]> {
+        now(self.run_async(inputs))?;
+        Ok(self.model.outputs())
+    }
+
+    /// As [`Self::run`], on devices that answer later.
+    pub async fn run_async(&mut self, inputs: &[&Tensor]) -> Result<&[Tensor]> {
         self.cx.step += 1;
-        self.model.run(&self.backend, inputs, &self.cx)?;
+        self.model.run(&self.backend, inputs, &self.cx).await?;
         Ok(self.model.outputs())
     }
 
     /// The plan for inputs of these sizes.
     pub fn plan(&mut self, inputs: &[&Tensor]) -> Result<&Plan> {
-        self.model.plan(&self.backend, inputs)
+        now(self.model.plan(&self.backend, inputs))
     }
 }

@@ -1,9 +1,9 @@
-//! One table of kernels, sizes, strides and dtypes, each run through the CPU backend as a plan of one step and
+//! One table of kernels, sizes, strides and dtypes, each run on every device as a plan of one step and
 //! compared with the reference kernels. Whole buffers are compared, so that a write outside its view shows.
 
-use crate::support::Random;
-use ontrain::backend::Backend;
-use ontrain::backend::cpu::Cpu;
+use crate::support::{Random, devices};
+use ontrain::backend::{Any, Backend, now};
+use ontrain::error::Result;
 use ontrain::kernel::reference::{self, HostBuffers};
 use ontrain::kernel::{
     Binary, Buffers, Check, Expr, ExprId, Fused, Gather, Kernel, Program, Reduce, ReduceOp, RunContext, Scatter, Step,
@@ -11,6 +11,8 @@ use ontrain::kernel::{
 };
 use ontrain::plan::{Input, Placement, Plan};
 use ontrain::tensor::{DType, Tensor};
+
+const CX: RunContext = RunContext::new(9, 4);
 
 /// A kernel and the memory that it runs on.
 pub(crate) struct Case {
@@ -76,48 +78,75 @@ impl Case {
         self
     }
 
-    /// Runs both ways; floats may differ by `tolerance` of the largest value.
+    /// Runs the kernel by the reference and on every device of this machine; floats may differ by `tolerance` of the largest
+    /// value.
     pub(crate) fn check(self, kernel: Kernel, tolerance: f64) {
-        let Self { what, host, dtypes, reads, writes, .. } = self;
-        let step = Step { kernel, reads, writes, from: "the case".into() };
-        let cx = RunContext { seed: 9, step: 4 };
-        let mut expected = host.clone();
-        let wanted = reference::run(&step, &mut expected, &cx);
+        let step = Step { kernel, reads: self.reads.clone(), writes: self.writes.clone(), from: "the case".into() };
+        let mut expected = self.host.clone();
+        let wanted = reference::run(&step, &mut expected, &CX);
+        for (device, name) in devices() {
+            self.check_on(device, name, &step, &wanted, &expected, tolerance);
+        }
+    }
+
+    fn check_on(
+        &self,
+        device: &Any,
+        name: &str,
+        step: &Step,
+        wanted: &Result<()>,
+        expected: &HostBuffers,
+        tolerance: f64,
+    ) {
+        let Self { host, dtypes, .. } = self;
+        let what = format!("{} on {name}", self.what);
         let buffers: Vec<_> = host
             .0
             .iter()
-            .map(|bytes| {
-                let buffer = Cpu.alloc(bytes.as_bytes().len()).unwrap();
-                Cpu.upload(&buffer, bytes.as_bytes()).unwrap();
+            .zip(dtypes)
+            .map(|(bytes, dtype)| {
+                let buffer = device.alloc(*dtype, bytes.as_bytes().len() / dtype.size()).unwrap();
+                device.upload(&buffer, bytes.as_bytes()).unwrap();
                 buffer
             })
             .collect();
-        let input = |i: usize| Input { name: format!("b{i}"), dtype: dtypes[i], shape: Vec::new(), pinned: false };
+        let input = |i: usize| {
+            let shape = vec![host.0[i].as_bytes().len() / dtypes[i].size()];
+            Input { name: format!("b{i}"), dtype: dtypes[i], shape, pinned: false }
+        };
         let plan = Plan {
             steps: vec![step.clone()],
             buffers: (0..buffers.len()).map(Placement::Input).collect(),
             inputs: (0..buffers.len()).map(input).collect(),
             outputs: Vec::new(),
-            arena_bytes: 0,
+            arenas: Vec::new(),
             flops: 0,
         };
-        let mut program = Cpu.compile(&plan, &buffers).unwrap_or_else(|e| panic!("{what}: {e:?}"));
+        let mut program = match now(device.compile(&plan, &buffers)) {
+            Ok(program) => program,
+            Err(e) => match wanted {
+                // A device may refuse an operation before it runs.
+                Err(wanted) if wanted.kind() == e.kind() => return,
+                _ => panic!("{what}: {e:?}, the reference says {wanted:?}"),
+            },
+        };
         // Twice: a kernel may not depend on what its scratch held.
         for run in 0..2 {
             if run == 1 {
                 for (buffer, bytes) in buffers.iter().zip(&host.0) {
-                    Cpu.upload(buffer, bytes.as_bytes()).unwrap();
+                    device.upload(buffer, bytes.as_bytes()).unwrap();
                 }
             }
-            let got = Cpu.run(&mut program, &cx);
-            match (&got, &wanted) {
+            let run = now(device.run(&mut program, &CX));
+            let got = run.and_then(|()| now(device.read(&program, &[], &mut [])));
+            match (&got, wanted) {
                 (Ok(()), Ok(())) => {}
-                (Err(a), Err(b)) if a.kind() == b.kind() => return,
+                (Err(a), Err(b)) if a == b => return,
                 _ => panic!("{what}: {got:?}, the reference says {wanted:?}"),
             }
             for (i, buffer) in buffers.iter().enumerate() {
                 let mut bytes = vec![0; host.0[i].as_bytes().len()];
-                Cpu.download(buffer, &mut bytes).unwrap();
+                now(device.download(buffer, &mut bytes)).unwrap();
                 let want = expected.bytes(ontrain::kernel::BufferId(i as u32));
                 compare(&format!("{what}, buffer {i}: {:?}", step.kernel), dtypes[i], &bytes, want, tolerance);
             }

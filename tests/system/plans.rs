@@ -7,7 +7,7 @@ use ontrain::checkpoint::CheckpointState;
 use ontrain::graph::ValueId;
 use ontrain::kernel::{BufferId, Kernel, View};
 use ontrain::passes::sequences;
-use ontrain::plan::{Output, Placement, Plan, PlanInput, build};
+use ontrain::plan::{Layout, Output, Placement, Plan, PlanInput, build};
 use ontrain::tensor::{DType, Tensor, known_shape};
 use ontrain::train::Module;
 
@@ -62,7 +62,7 @@ fn optimizer_plan(case: &Case) -> Plan {
         let ty = graph.tensor_type(*id).unwrap();
         PlanInput { dtype: ty.dtype, shape: known_shape(ty.shape.as_ref().unwrap()).unwrap(), value: None }
     };
-    build(&graph, &graph.inputs.iter().map(input).collect::<Vec<_>>()).unwrap()
+    build(&graph, &graph.inputs.iter().map(input).collect::<Vec<_>>(), &Layout::HOST).unwrap()
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn memory_grows_with_the_batch() {
     let mut peak = |batch: usize| {
         let inputs = [floats(&[batch, 1, 28, 28], 1), Tensor::ints(&vec![0; batch])];
         let plan = module.plan(true, &inputs.iter().collect::<Vec<_>>()).unwrap();
-        (plan.arena_bytes, plan.flops, plan.steps.len())
+        (plan.peak_bytes(), plan.flops, plan.steps.len())
     };
     let (small, large) = (peak(4), peak(16));
     // Activations grow with the batch, gradients of weights do not.
@@ -125,8 +125,8 @@ fn replay(name: &str, plan: &Plan) {
         let who = format!("step {i} of {}", step.from);
         for view in step.reads.iter().chain(&step.writes) {
             let Some((_, end)) = arena(plan, view) else { continue };
-            let Placement::Arena { offset, bytes } = plan.buffers[view.buffer.index()] else { continue };
-            assert!(offset % 64 == 0 && offset + bytes <= plan.arena_bytes, "{name}: {who}");
+            let Placement::Arena { offset, bytes, .. } = plan.buffers[view.buffer.index()] else { continue };
+            assert!(offset % 64 == 0 && offset + bytes <= plan.peak_bytes(), "{name}: {who}");
             assert!(end <= offset + bytes, "{name}: {who} leaves its buffer");
         }
         for read in &step.reads {
@@ -195,7 +195,7 @@ fn sound(name: &str, module: &mut Module<Cpu>, inputs: &[&Tensor]) {
         replay(&name, plan);
         let live = live(plan);
         // In place is better than disjoint, packing a little worse than perfect.
-        assert!(plan.arena_bytes <= live + live / 4 + 8192, "{name}: {} bytes for {live} alive", plan.arena_bytes);
+        assert!(plan.peak_bytes() <= live + live / 4 + 8192, "{name}: {} bytes for {live} alive", plan.peak_bytes());
     }
 }
 

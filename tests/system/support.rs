@@ -2,6 +2,8 @@
 
 use ontrain::artifacts::{Artifacts, Loss, Optimizer as OptimizerKind, Options, generate};
 use ontrain::backend::cpu::{Cpu, threads::set_threads};
+use ontrain::backend::webgpu::{Options as GpuOptions, WebGpu};
+use ontrain::backend::{Any, now};
 use ontrain::checkpoint::CheckpointState;
 use ontrain::error::{Error, Kind};
 use ontrain::graph::{Attribute, Graph, Node, TensorType, ValueId};
@@ -9,7 +11,29 @@ use ontrain::onnx::{NoExternalData, read, read_file};
 use ontrain::tensor::{DType, Dim, Tensor};
 use ontrain::train::{Module, Optimizer};
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
+
+/// The devices of this machine, by name: the CPU, the GPU as it is, and the GPU without `f16` storage. A machine without GPU
+/// has only the first, unless ONTRAIN_NEED_WEBGPU is set. ONTRAIN_DEVICE chooses one.
+pub(crate) fn devices() -> &'static [(Any, &'static str)] {
+    static DEVICES: OnceLock<Vec<(Any, &'static str)>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let mut devices = vec![(Any::Cpu(Cpu), "cpu")];
+        for (name, f16) in [("webgpu", true), ("webgpu-plain", false)] {
+            match now(WebGpu::open_with(GpuOptions { f16 })) {
+                Ok(gpu) if f16 && !gpu.has_f16() => {}
+                Ok(gpu) => devices.push((Any::WebGpu(gpu), name)),
+                Err(e) if std::env::var_os("ONTRAIN_NEED_WEBGPU").is_some() => panic!("{e}"),
+                Err(e) => eprintln!("{name} is not tested: {e}"),
+            }
+        }
+        if let Ok(only) = std::env::var("ONTRAIN_DEVICE") {
+            devices.retain(|(_, name)| *name == only);
+            assert!(!devices.is_empty(), "there is no device {only}");
+        }
+        devices
+    })
+}
 
 /// A file of tests/fixtures.
 pub(crate) fn fixture(path: &str) -> PathBuf {

@@ -6,7 +6,7 @@ use ontrain::err;
 use ontrain::graph::{Graph, ValueType};
 use ontrain::kernel::{Direction, Kernel, View};
 use ontrain::onnx::read_file;
-use ontrain::plan::{Plan, PlanInput, build};
+use ontrain::plan::{Layout, Plan, PlanInput, build};
 use ontrain::tensor::{Dim, show_dims};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashSet};
@@ -27,7 +27,7 @@ pub(crate) fn run(args: Args, json: bool) -> Result {
     graph.inputs.retain(|id| !constants.contains(id));
     let shapes = shapes(&graph, &args.shape)?;
     let inputs = inputs(&graph, &shapes)?;
-    let plan = build(&graph, &inputs)?;
+    let plan = build(&graph, &inputs, &Layout::HOST)?;
     if json {
         say_json(&plan_json(&plan))
     } else {
@@ -136,7 +136,7 @@ fn plan_json(plan: &Plan) -> Value {
         .map(|i| json!({"name": i.name, "dtype": i.dtype.name(), "shape": i.shape, "pinned": i.pinned}))
         .collect();
     json!({
-        "peak_bytes": plan.arena_bytes,
+        "peak_bytes": plan.peak_bytes(),
         "constant_bytes": plan.constant_bytes(),
         "flops": plan.flops,
         "inputs": inputs,

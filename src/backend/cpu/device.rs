@@ -3,11 +3,11 @@
 use super::memory::Memory;
 use super::step::Op;
 use super::threads::in_pool;
-use crate::backend::Backend;
+use crate::backend::{Backend, finite};
 use crate::error::{Result, err};
 use crate::kernel::{BufferId, Buffers, RunContext, View};
-use crate::plan::{Placement, Plan};
-use crate::tensor::{AlignedBytes, Tensor};
+use crate::plan::{Layout, Output, Placement, Plan};
+use crate::tensor::{AlignedBytes, DType, Tensor};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
 
@@ -44,10 +44,19 @@ pub struct CpuProgram {
     ops: Vec<Op>,
     memory: Memory,
     scratch: AlignedBytes,
+    /// The first output, if it is one floating number.
+    loss: Option<View>,
     /// What `memory` points into.
     _arena: CpuBuffer,
     _inputs: Vec<CpuBuffer>,
     _constants: Vec<CpuBuffer>,
+}
+
+impl Cpu {
+    fn memory(&self, bytes: usize) -> Result<CpuBuffer> {
+        let too_much = || err!(Device, "there is no memory for a buffer of {bytes} bytes");
+        AlignedBytes::try_zeroed(bytes).map(CpuBuffer::of).ok_or_else(too_much)
+    }
 }
 
 impl Backend for Cpu {
@@ -58,9 +67,13 @@ impl Backend for Cpu {
         if cfg!(target_arch = "wasm32") { "wasm" } else { "cpu" }
     }
 
-    fn alloc(&self, bytes: usize) -> Result<CpuBuffer> {
-        let too_much = || err!(Device, "there is no memory for a buffer of {bytes} bytes");
-        AlignedBytes::try_zeroed(bytes).map(CpuBuffer::of).ok_or_else(too_much)
+    fn layout(&self) -> Layout {
+        Layout::HOST
+    }
+
+    fn alloc(&self, dtype: DType, len: usize) -> Result<CpuBuffer> {
+        let bytes = Layout::HOST.bytes(dtype, len);
+        self.memory(bytes.ok_or_else(|| err!(Device, "{len} elements of {dtype} cannot be addressed"))?)
     }
 
     fn upload(&self, buffer: &CpuBuffer, bytes: &[u8]) -> Result<()> {
@@ -70,30 +83,30 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn download(&self, buffer: &CpuBuffer, bytes: &mut [u8]) -> Result<()> {
+    async fn download(&self, buffer: &CpuBuffer, bytes: &mut [u8]) -> Result<()> {
         fits(buffer, bytes.len())?;
         // Safety: as in `upload`.
         unsafe { std::ptr::copy_nonoverlapping(buffer.0.start, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    fn copy(&self, from: &CpuBuffer, to: &CpuBuffer, bytes: usize) -> Result<()> {
-        fits(from, bytes)?;
+    async fn copy(&self, from: &CpuBuffer, to: &CpuBuffer) -> Result<()> {
+        let bytes = from.0.len;
         fits(to, bytes)?;
-        // Safety: `fits` checked both; `copy` allows that they are one buffer. As in `upload`.
+        // Safety: `fits` checked the length; `copy` allows that they are one buffer. As in `upload`.
         unsafe { std::ptr::copy(from.0.start, to.0.start, bytes) };
         Ok(())
     }
 
-    fn compile(&self, plan: &Plan, inputs: &[CpuBuffer]) -> Result<CpuProgram> {
-        let arena = self.alloc(plan.arena_bytes)?;
+    async fn compile(&self, plan: &Plan, inputs: &[CpuBuffer]) -> Result<CpuProgram> {
+        let arena = self.memory(plan.peak_bytes())?;
         let mut memory = Memory::new(plan.buffers.len());
         let mut constants: Vec<CpuBuffer> = Vec::new();
         for (i, placement) in plan.buffers.iter().enumerate() {
             let id = BufferId(i as u32);
             let (start, len) = match placement {
                 Placement::Unused => continue,
-                Placement::Arena { offset, bytes } => (arena.0.start.wrapping_add(*offset), *bytes),
+                Placement::Arena { offset, bytes, .. } => (arena.0.start.wrapping_add(*offset), *bytes),
                 Placement::Input(k) => {
                     let buffer = inputs.get(*k).ok_or_else(|| err!(Plan, "input {k} of the plan is not bound"))?;
                     (buffer.0.start, buffer.0.len)
@@ -119,32 +132,62 @@ impl Backend for Cpu {
         }
         let scratch =
             AlignedBytes::try_zeroed(scratch * 4).ok_or_else(|| err!(Device, "there is no memory for scratch"))?;
-        Ok(CpuProgram { ops, memory, scratch, _arena: arena, _inputs: inputs.to_vec(), _constants: constants })
+        let loss = match plan.outputs.first() {
+            Some((_, Output::View(view))) if view.len() == 1 && view.dtype.is_float() => Some(view.clone()),
+            _ => None,
+        };
+        Ok(CpuProgram { ops, memory, scratch, loss, _arena: arena, _inputs: inputs.to_vec(), _constants: constants })
     }
 
-    fn run(&self, program: &mut CpuProgram, cx: &RunContext) -> Result<()> {
-        let CpuProgram { ops, memory, scratch, .. } = program;
+    async fn run(&self, program: &mut CpuProgram, cx: &RunContext) -> Result<()> {
+        let CpuProgram { ops, memory, scratch, loss, .. } = program;
         let scratch: &mut [f32] = bytemuck::cast_slice_mut(scratch.as_bytes_mut());
         // One entry into the pool for the whole run, not one a kernel.
         // Safety: `compile` checked every view against this memory.
-        in_pool(|| ops.iter().try_for_each(|op| unsafe { op.run(memory, scratch, cx) }))
+        in_pool(|| ops.iter().try_for_each(|op| unsafe { op.run(memory, scratch, cx) }))?;
+        match loss {
+            Some(view) if cx.finite => finite(number(memory, view), cx.step),
+            _ => Ok(()),
+        }
     }
 
-    fn read(&self, program: &CpuProgram, view: &View, bytes: &mut [u8]) -> Result<()> {
-        if view.is_contiguous() {
-            let size = view.dtype.size();
-            let from = program.memory.bytes(view.buffer).get(view.offset * size..).and_then(|b| b.get(..bytes.len()));
-            let from = from.ok_or_else(|| err!(Plan, "an output reaches outside its buffer"))?;
-            bytes.copy_from_slice(from);
-            return Ok(());
-        }
-        let tensor: Tensor = crate::kernel::reference::read(&program.memory, view)?;
-        if tensor.bytes().len() != bytes.len() {
-            return Err(err!(Plan, "output size").expected(tensor.bytes().len()).found(bytes.len()));
-        }
-        bytes.copy_from_slice(tensor.bytes());
-        Ok(())
+    async fn read(&self, program: &CpuProgram, outputs: &[(String, Output)], tensors: &mut [Tensor]) -> Result<()> {
+        outputs.iter().zip(tensors).try_for_each(|((_, output), tensor)| match output {
+            Output::View(view) => read(&program.memory, view, tensor.bytes_mut()),
+            Output::Constant(_) => Ok(()),
+        })
     }
+}
+
+/// The number that a view of one floating element sees.
+fn number(memory: &Memory, view: &View) -> f64 {
+    let mut bytes = [0; 8];
+    let bytes = &mut bytes[..view.dtype.size()];
+    let done = read(memory, view, bytes);
+    debug_assert!(done.is_ok(), "compile checked the view");
+    match view.dtype {
+        DType::F64 => f64::from_le_bytes(bytes.try_into().expect("eight bytes")),
+        DType::F32 => f32::from_le_bytes(bytes.try_into().expect("four bytes")).into(),
+        DType::BF16 => half::bf16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
+        _ => half::f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
+    }
+}
+
+/// Reads a view, row-major.
+fn read(memory: &Memory, view: &View, bytes: &mut [u8]) -> Result<()> {
+    if view.is_contiguous() {
+        let size = view.dtype.size();
+        let from = memory.bytes(view.buffer).get(view.offset * size..).and_then(|b| b.get(..bytes.len()));
+        let from = from.ok_or_else(|| err!(Plan, "an output reaches outside its buffer"))?;
+        bytes.copy_from_slice(from);
+        return Ok(());
+    }
+    let tensor: Tensor = crate::kernel::reference::read(memory, view)?;
+    if tensor.bytes().len() != bytes.len() {
+        return Err(err!(Plan, "output size").expected(tensor.bytes().len()).found(bytes.len()));
+    }
+    bytes.copy_from_slice(tensor.bytes());
+    Ok(())
 }
 
 fn fits(buffer: &CpuBuffer, len: usize) -> Result<()> {

@@ -58,14 +58,11 @@ impl Slices {
         let Values::Int(ints) = load(buffers, indices)? else {
             return Err(mixed_operands("Gather by index"));
         };
-        let low = -(size as i64);
+        let check = index_check(size);
         let resolve = |(at, &index): (usize, &i64)| {
-            // A negative `i64` that stands for a large `u64` counts from nowhere.
-            let fits = (low..size as i64).contains(&index) && !(indices.dtype == DType::U64 && index < 0);
-            let index_from_start = if index < 0 { index - low } else { index } as usize;
-            fits.then_some(index_from_start).ok_or_else(|| {
-                out_of_range("index", index, at, indices).expected(format!("{low} to {}", size as i64 - 1))
-            })
+            let index_from_start = if index < 0 { index + size as i64 } else { index } as usize;
+            let ok = allows(&check, indices.dtype, index);
+            ok.then_some(index_from_start).ok_or_else(|| refusal(&check, index, at, indices.dtype, &indices.shape))
         };
         Ok(Self {
             outer: data.shape[..axis].iter().product(),
@@ -90,28 +87,37 @@ pub(super) fn check(k: &Check, step: &Step, buffers: &dyn Buffers) -> Result<()>
     let Values::Int(values) = load(buffers, view)? else {
         bail!(Unsupported, "range check of {} values", view.dtype);
     };
-    let allowed = |value: i64| {
-        let beyond = view.dtype == DType::U64 && value < 0;
-        !beyond && ((k.low..k.high).contains(&value) || k.ignore == Some(value))
-    };
-    let Some(at) = values.iter().position(|&v| !allowed(v)) else {
-        return Ok(());
-    };
-    let range = match k.high.checked_sub(1) {
-        Some(last) if last >= k.low => format!("{} to {last}", k.low),
-        _ => "none".into(),
-    };
-    let expected = k.ignore.map_or(range.clone(), |ignore| format!("{range}, or {ignore}"));
-    Err(out_of_range(k.what, values[at], at, view).expected(expected))
+    match values.iter().position(|&v| !allows(k, view.dtype, v)) {
+        Some(at) => Err(refusal(k, values[at], at, view.dtype, &view.shape)),
+        None => Ok(()),
+    }
 }
 
-/// An error for the value at row-major position `at` of a view.
-fn out_of_range(what: &str, value: i64, mut at: usize, view: &View) -> Error {
-    let mut position = vec![0; view.rank()];
-    for (coordinate, &size) in position.iter_mut().zip(&view.shape).rev() {
+/// What the indices of Gather and Scatter are checked for, along an axis of this size.
+pub(crate) fn index_check(size: usize) -> Check {
+    Check { what: "index", low: -(size as i64), high: size as i64, ignore: None }
+}
+
+/// Is a value of this dtype (`u64` by its bits) allowed? A negative one that stands for a large `u64` never is.
+fn allows(check: &Check, dtype: DType, value: i64) -> bool {
+    let beyond = dtype == DType::U64 && value < 0;
+    !beyond && ((check.low..check.high).contains(&value) || check.ignore == Some(value))
+}
+
+/// The error for a value that a check does not allow, at row-major position `at` of a view of this dtype and shape. Backends
+/// that check values themselves say it with this.
+pub(crate) fn refusal(check: &Check, value: i64, mut at: usize, dtype: DType, shape: &[usize]) -> Error {
+    let mut position = vec![0; shape.len()];
+    for (coordinate, &size) in position.iter_mut().zip(shape).rev() {
         *coordinate = at % size;
         at /= size;
     }
-    let value = if view.dtype == DType::U64 { (value as u64).to_string() } else { value.to_string() };
-    err!(Input, "{what} {value} at position {} is out of range", show_dims(&position)).found(value)
+    let range = match check.high.checked_sub(1) {
+        Some(last) if last >= check.low => format!("{} to {last}", check.low),
+        _ => "none".into(),
+    };
+    let expected = check.ignore.map_or(range.clone(), |ignore| format!("{range}, or {ignore}"));
+    let value = if dtype == DType::U64 { (value as u64).to_string() } else { value.to_string() };
+    let position = show_dims(&position);
+    err!(Input, "{} {value} at position {position} is out of range", check.what).expected(expected).found(value)
 }

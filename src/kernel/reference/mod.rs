@@ -19,6 +19,8 @@ mod values;
 mod window;
 
 pub use erf::erf;
+#[cfg(feature = "webgpu")]
+pub(crate) use index::{index_check, refusal};
 
 use super::{BufferId, Buffers, Kernel, RunContext, Step, View};
 use crate::error::{Error, Result, bail, err};

@@ -255,7 +255,7 @@ mod tests {
                             writes: vec![w.clone()],
                             from: "t".into(),
                         };
-                        let cx = RunContext { seed: 4, step: 2 };
+                        let cx = RunContext::new(4, 2);
                         let done = if general {
                             expr::fused(&k, &step, &mut buffers, &cx)
                         } else {

@@ -32,7 +32,7 @@ impl Case {
             writes.push(View::contiguous(id, dtype, shape));
         }
         let step = Step { kernel, reads: self.reads, writes, from: "Node \"n\"".into() };
-        run(&step, &mut self.buffers, &RunContext { seed: 5, step: 2 })?;
+        run(&step, &mut self.buffers, &RunContext::new(5, 2))?;
         step.writes.iter().map(|w| self.buffers.read(w)).collect()
     }
 
@@ -49,7 +49,7 @@ fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
 fn noise(dtype: DType, shape: &[usize], stream: u32) -> Tensor {
     let len: usize = shape.iter().product();
     let values: Vec<f64> = (0..len)
-        .map(|i| philox::uniform(&RunContext { seed: 1, step: 0 }, stream, i as u64) as f64 * 2.0 - 1.0)
+        .map(|i| philox::uniform(&RunContext::new(1, 0), stream, i as u64) as f64 * 2.0 - 1.0)
         .collect();
     Tensor::from_f64s(dtype, shape, &values).unwrap()
 }
@@ -321,7 +321,7 @@ fn random_is_philox() {
         let y = p.push(Expr::Random(4), DType::F32);
         p.output(y);
     });
-    let cx = RunContext { seed: 5, step: 2 };
+    let cx = RunContext::new(5, 2);
     let want: Vec<f32> = (0..6).map(|i| philox::uniform(&cx, 4, i)).collect();
     assert_eq!(Case::new(&[]).run(kernel, DType::F32, &[2, 3]), f32s(&[2, 3], &want));
 }

@@ -13,7 +13,7 @@ pub(crate) struct Rng(pub(crate) u64);
 impl Rng {
     pub(crate) fn unit(&mut self) -> f64 {
         self.0 += 1;
-        philox::uniform(&RunContext { seed: 99, step: 0 }, 0, self.0) as f64
+        philox::uniform(&RunContext::new(99, 0), 0, self.0) as f64
     }
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.unit() * n as f64) as usize
@@ -52,7 +52,7 @@ pub(crate) fn close(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<(), S
     Ok(())
 }
 
-pub(super) const CX: RunContext = RunContext { seed: 11, step: 3 };
+pub(super) const CX: RunContext = RunContext::new(11, 3);
 
 fn tolerance(dtype: DType) -> f64 {
     match dtype {

@@ -1,0 +1,326 @@
+//! The device: adapter, limits, errors, and commands on their way to the queue.
+
+use super::layout::storage;
+use super::pipelines::Pipelines;
+use super::status::Checks;
+use crate::error::{Error, Kind, Result, bail, err};
+use crate::plan::Layout;
+use crate::tensor::DType;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// The most bytes of one GPU buffer that are used, whatever the adapter offers: positions in it fit 32 bits on every side.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// What to ask of the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Store float16 tensors as two bytes where the adapter has `shader-f16`? Otherwise, as on adapters without, each takes
+    /// four bytes, with the same values.
+    pub f16: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { f16: true }
+    }
+}
+
+/// What the device has been asked to make and do, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// GPU buffers made.
+    pub buffers: usize,
+    /// Bind groups made.
+    pub bind_groups: usize,
+    /// Compute pipelines made.
+    pub pipelines: usize,
+    /// Command submissions.
+    pub submissions: usize,
+    /// Buffers mapped to be read.
+    pub maps: usize,
+    /// Kernel launches.
+    pub dispatches: usize,
+}
+
+/// The GPU. A clone is the same device.
+#[derive(Clone)]
+pub struct WebGpu {
+    pub(super) shared: Arc<Shared>,
+}
+
+/// What all handles of a device share.
+pub(super) struct Shared {
+    pub(super) device: wgpu::Device,
+    pub(super) queue: wgpu::Queue,
+    pub(super) pipelines: Pipelines,
+    pub(super) checks: Mutex<Checks>,
+    /// See `Slot::STATUS`.
+    pub(super) status: wgpu::Buffer,
+    /// A buffer to read through, kept for the next time.
+    pub(super) readback: Mutex<Option<wgpu::Buffer>>,
+    pub(super) halves: bool,
+    pub(super) software: bool,
+    adapter: String,
+    piece: usize,
+    /// Storage buffers that a kernel can bind.
+    pub(super) bindings: usize,
+    pending: Mutex<Option<wgpu::CommandEncoder>>,
+    /// The number of the submission that is being gathered.
+    batch: AtomicU64,
+    trouble: Arc<Mutex<Option<Trouble>>>,
+    pub(super) made: Made,
+}
+
+/// Counters in the making.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) buffers: AtomicUsize,
+    pub(super) bind_groups: AtomicUsize,
+    pub(super) pipelines: AtomicUsize,
+    pub(super) submissions: AtomicUsize,
+    pub(super) maps: AtomicUsize,
+    pub(super) dispatches: AtomicUsize,
+}
+
+/// Adds to a counter.
+pub(super) fn count(counter: &AtomicUsize, n: usize) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+/// What went wrong outside of any call.
+#[derive(Clone)]
+enum Trouble {
+    /// The device is gone, for good.
+    Lost(String),
+    /// A call failed.
+    Failed(String),
+}
+
+/// A lock, also one that a panicking thread has left.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl WebGpu {
+    /// The fastest adapter of this machine, or in a browser the one that it offers.
+    ///
+    /// # Errors
+    /// `Device` if there is none, or if it is too small (see WebGPU's default limits).
+    pub async fn open() -> Result<Self> {
+        Self::open_with(Options::default()).await
+    }
+
+    /// As [`Self::open`], with options.
+    pub async fn open_with(options: Options) -> Result<Self> {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+        let wanted = wgpu::RequestAdapterOptions {
+            power_preference: wgpu::PowerPreference::HighPerformance,
+            ..Default::default()
+        };
+        let adapter = instance.request_adapter(&wanted).await;
+        let adapter = adapter.map_err(|e| err!(Device, "there is no WebGPU adapter here: {e}"))?;
+        let limits = ask(&adapter.limits())?;
+        let halves = options.f16 && adapter.features().contains(wgpu::Features::SHADER_F16);
+        let info = adapter.get_info();
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("ontrain"),
+            required_features: if halves { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() },
+            required_limits: limits.clone(),
+            ..Default::default()
+        };
+        let (device, queue) =
+            adapter.request_device(&descriptor).await.map_err(|e| err!(Device, "the GPU gives no device: {e}"))?;
+        let trouble = watch(&device);
+        let status = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("status"),
+            size: 16,
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let piece = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST_BYTES) as usize;
+        let name = format!("{} ({:?}, {:?})", info.name, info.device_type, info.backend);
+        let software = info.device_type == wgpu::DeviceType::Cpu || is_software(&info.name);
+        #[allow(
+            clippy::arc_with_non_send_sync,
+            reason = "in a browser the handles live on one thread; natively they are Sync"
+        )]
+        let shared = Arc::new(Shared {
+            device,
+            queue,
+            pipelines: Pipelines::default(),
+            checks: Mutex::default(),
+            status,
+            readback: Mutex::default(),
+            halves,
+            software,
+            adapter: name,
+            piece: piece / 256 * 256,
+            bindings: limits.max_storage_buffers_per_shader_stage as usize,
+            pending: Mutex::default(),
+            batch: AtomicU64::new(1),
+            trouble,
+            made: Made::default(),
+        });
+        Ok(Self { shared })
+    }
+
+    /// The adapter: its name, kind and driver interface.
+    pub fn adapter(&self) -> &str {
+        &self.shared.adapter
+    }
+
+    /// Are float16 tensors stored as two bytes?
+    pub fn has_f16(&self) -> bool {
+        self.shared.halves
+    }
+
+    /// What has been made and done so far.
+    pub fn counters(&self) -> Counters {
+        let made = &self.shared.made;
+        let of = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        Counters {
+            buffers: of(&made.buffers),
+            bind_groups: of(&made.bind_groups),
+            pipelines: of(&made.pipelines),
+            submissions: of(&made.submissions),
+            maps: of(&made.maps),
+            dispatches: of(&made.dispatches),
+        }
+    }
+
+    /// Gives the device up, as if it had been lost: every later call fails with a `Device` error.
+    pub fn destroy(&self) {
+        self.shared.device.destroy();
+        *lock(&self.shared.trouble) = Some(Trouble::Lost("it was given up".into()));
+    }
+}
+
+/// The limits to ask for: WebGPU's defaults, and as much room as the adapter has.
+fn ask(adapter: &wgpu::Limits) -> Result<wgpu::Limits> {
+    let mut limits = wgpu::Limits::default();
+    let enough = [
+        ("max_compute_invocations_per_workgroup", adapter.max_compute_invocations_per_workgroup, 256),
+        ("max_compute_workgroup_storage_size", adapter.max_compute_workgroup_storage_size, 16 << 10),
+        ("max_compute_workgroups_per_dimension", adapter.max_compute_workgroups_per_dimension, 65535),
+        ("max_storage_buffers_per_shader_stage", adapter.max_storage_buffers_per_shader_stage, 8),
+    ];
+    for (name, has, needs) in enough {
+        if has < needs {
+            return Err(err!(Device, "the GPU is too small: {name}").expected(needs).found(has));
+        }
+    }
+    limits.max_storage_buffers_per_shader_stage = adapter.max_storage_buffers_per_shader_stage.min(16);
+    limits.max_storage_buffer_binding_size = adapter.max_storage_buffer_binding_size.min(MOST_BYTES);
+    limits.max_buffer_size = adapter.max_buffer_size.min(MOST_BYTES);
+    Ok(limits.or_worse_values_from(adapter))
+}
+
+/// Browsers do not say what kind of device an adapter is, but SwiftShader is known by its name.
+fn is_software(name: &str) -> bool {
+    let name = name.to_lowercase();
+    ["swiftshader", "llvmpipe", "lavapipe", "software"].iter().any(|s| name.contains(s))
+}
+
+/// Keeps what the device says outside of any call.
+fn watch(device: &wgpu::Device) -> Arc<Mutex<Option<Trouble>>> {
+    let trouble: Arc<Mutex<Option<Trouble>>> = Arc::default();
+    let lost = trouble.clone();
+    device.set_device_lost_callback(move |reason, message| {
+        let why = if message.is_empty() { format!("{reason:?}") } else { message };
+        *lock(&lost) = Some(Trouble::Lost(why));
+    });
+    let failed = trouble.clone();
+    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+        let mut trouble = lock(&failed);
+        if trouble.is_none() {
+            *trouble = Some(Trouble::Failed(error.to_string()));
+        }
+    }));
+    trouble
+}
+
+impl Shared {
+    /// Fails if the device is lost, or has reported an error since this was last asked.
+    pub(super) fn check(&self) -> Result<()> {
+        let mut trouble = lock(&self.trouble);
+        match &*trouble {
+            None => Ok(()),
+            Some(Trouble::Lost(why)) => bail!(
+                Device,
+                "the GPU device is lost ({why}); the state that was last saved is intact: make a Module anew from it, on this \
+                 or another device"
+            ),
+            Some(Trouble::Failed(why)) => {
+                let error = err!(Device, "the GPU reports an error: {why}");
+                *trouble = None;
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        fn words(dtype: DType) -> usize {
+            storage(dtype, false).bytes()
+        }
+        fn halves(dtype: DType) -> usize {
+            storage(dtype, true).bytes()
+        }
+        let size = if self.halves { halves } else { words };
+        Layout { size, piece: self.piece, halves_apart: self.halves }
+    }
+
+    /// A GPU buffer of at least `bytes`, of zeros.
+    pub(super) fn buffer(&self, label: &str, bytes: usize, usage: wgpu::BufferUsages) -> Result<wgpu::Buffer> {
+        self.check()?;
+        if bytes > self.piece {
+            return Err(err!(Device, "a tensor does not fit one buffer of the GPU")
+                .expected(format!("at most {} bytes", self.piece))
+                .found(bytes));
+        }
+        count(&self.made.buffers, 1);
+        // Copies and bindings want multiples of 4, and something at all.
+        let size = (bytes.max(16) as u64).next_multiple_of(16);
+        let descriptor = wgpu::BufferDescriptor { label: Some(label), size, usage, mapped_at_creation: false };
+        let buffer = self.device.create_buffer(&descriptor);
+        self.check().map_err(|e| {
+            if e.kind() == Kind::Device { err!(Device, "there is no GPU memory for {bytes} bytes: {e}") } else { e }
+        })?;
+        Ok(buffer)
+    }
+
+    /// The number of the submission that commands are gathered for.
+    pub(super) fn batch(&self) -> u64 {
+        self.batch.load(Ordering::Relaxed)
+    }
+
+    /// Adds commands to the next submission.
+    pub(super) fn record<R>(&self, commands: impl FnOnce(&mut wgpu::CommandEncoder) -> R) -> R {
+        let mut pending = lock(&self.pending);
+        let encoder = pending.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
+        commands(encoder)
+    }
+
+    /// Submits what has been gathered.
+    pub(super) fn submit(&self) {
+        let encoder = lock(&self.pending).take();
+        if let Some(encoder) = encoder {
+            self.queue.submit([encoder.finish()]);
+            self.batch.fetch_add(1, Ordering::Relaxed);
+            count(&self.made.submissions, 1);
+        }
+    }
+
+    /// The error of the check that failed first, if one has. It is reported once: the device goes on after that.
+    pub(super) fn verdict(&self, status: [u32; 4]) -> Result<()> {
+        let failure: Option<Error> = lock(&self.checks).failure(status);
+        match failure {
+            None => Ok(()),
+            Some(error) => {
+                self.submit(); // what came after the failure still sees it
+                self.queue.write_buffer(&self.status, 0, &[0; 16]);
+                Err(error)
+            }
+        }
+    }
+}
