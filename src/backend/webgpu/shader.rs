@@ -261,7 +261,7 @@ impl Operand {
             Storage::Half | Storage::Word => format!("m{m}[{to}] = m{s}[{at}];"),
             Storage::Pair => {
                 format!(
-                    "{{ let low = 2u * ({to}); let of = 2u * ({at}); m{m}[low] = m{s}[of]; m{m}[low + 1u] = m{s}[of + 1u]; }}"
+                    "{{ let into = 2u * ({to}); let low = 2u * ({at}); m{m}[into] = m{s}[low]; m{m}[into + 1u] = m{s}[low + 1u]; }}"
                 )
             }
         };
