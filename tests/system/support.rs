@@ -13,16 +13,20 @@ use ontrain::train::{Module, Optimizer};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
-/// The devices of this machine, by name: the CPU, the GPU as it is, and the GPU without `f16` storage. A machine without GPU
-/// has only the first, unless ONTRAIN_NEED_WEBGPU is set. ONTRAIN_DEVICE chooses one.
+/// The devices of this machine, by name: the CPU, the GPU as it is, and the GPU without `f16` storage and with the other kernels
+/// of those for software and those for hardware. A machine without GPU has only the first, unless ONTRAIN_NEED_WEBGPU is set.
+/// ONTRAIN_DEVICE chooses one.
 pub(crate) fn devices() -> &'static [(Any, &'static str)] {
     static DEVICES: OnceLock<Vec<(Any, &'static str)>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let mut devices = vec![(Any::Cpu(Cpu), "cpu")];
+        let mut software = None;
         for (name, f16) in [("webgpu", true), ("webgpu-plain", false)] {
-            match now(WebGpu::open_with(GpuOptions { f16 })) {
-                Ok(gpu) if f16 && !gpu.has_f16() => {}
-                Ok(gpu) => devices.push((Any::WebGpu(gpu), name)),
+            match now(WebGpu::open_with(GpuOptions { f16, software })) {
+                Ok(gpu) => {
+                    software = Some(!gpu.is_software());
+                    devices.push((Any::WebGpu(gpu), name));
+                }
                 Err(e) if std::env::var_os("ONTRAIN_NEED_WEBGPU").is_some() => panic!("{e}"),
                 Err(e) => eprintln!("{name} is not tested: {e}"),
             }

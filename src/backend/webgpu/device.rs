@@ -18,11 +18,13 @@ pub struct Options {
     /// Store float16 tensors as two bytes where the adapter has `shader-f16`? Otherwise, as on adapters without, each takes
     /// four bytes, with the same values.
     pub f16: bool,
+    /// Use the kernels for software on a CPU, or those for a GPU? `None`: what the adapter is.
+    pub software: Option<bool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { f16: true }
+        Self { f16: true, software: None }
     }
 }
 
@@ -141,6 +143,7 @@ impl WebGpu {
         let piece = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST_BYTES) as usize;
         let name = format!("{} ({:?}, {:?})", info.name, info.device_type, info.backend);
         let software = info.device_type == wgpu::DeviceType::Cpu || is_software(&info.name);
+        let software = options.software.unwrap_or(software);
         #[allow(
             clippy::arc_with_non_send_sync,
             reason = "in a browser the handles live on one thread; natively they are Sync"
@@ -175,6 +178,11 @@ impl WebGpu {
         self.shared.halves
     }
 
+    /// Are the kernels those for software on a CPU?
+    pub fn is_software(&self) -> bool {
+        self.shared.software
+    }
+
     /// What has been made and done so far.
     pub fn counters(&self) -> Counters {
         let made = &self.shared.made;
@@ -187,6 +195,11 @@ impl WebGpu {
             maps: of(&made.maps),
             dispatches: of(&made.dispatches),
         }
+    }
+
+    /// Is the device lost, for good?
+    pub fn is_lost(&self) -> bool {
+        matches!(&*lock(&self.shared.trouble), Some(Trouble::Lost(_)))
     }
 
     /// Gives the device up, as if it had been lost: every later call fails with a `Device` error.
