@@ -26,7 +26,7 @@ impl<'a> Lower<'a> {
 
     /// Forgets checks of values that `writes` overwrite. (Another buffer in the same memory is written only when the checked one
     /// is not needed any more; two inputs of a plan may be the very same memory.)
-    fn forget(&mut self, writes: &[View]) {
+    pub(super) fn forget(&mut self, writes: &[View]) {
         let (places, checked) = (self.places, &mut self.checked);
         checked.retain(|(view, _)| {
             let same = |w: &View| w.buffer == view.buffer || places.of(w.buffer) == places.of(view.buffer);

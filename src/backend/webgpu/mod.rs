@@ -7,6 +7,7 @@
 //! Checks (a label out of range, a loss that is not finite) run on the device, too. The first failure is kept in the status
 //! words, and from then on nothing that outlives a run is written, until the failure has been read and reported.
 
+mod axes;
 mod contraction;
 mod conv;
 mod device;
