@@ -3,7 +3,7 @@
 use super::{Input, Layout, Output, Placement, Plan, flops, fuse, memory};
 use crate::error::{Kind, Result, bail, err};
 use crate::graph::{Graph, TensorType};
-use crate::kernel::{BufferId, View};
+use crate::kernel::{BufferId, Kernel, Step, View};
 use crate::ops::{Facts, Lowering, Origin, infer_node, lower_node, resolve};
 use crate::tensor::{DType, Tensor, checked_len, show_dims};
 use std::sync::Arc;
@@ -93,6 +93,7 @@ fn finish(
     let kept: Vec<BufferId> =
         outputs.iter().filter_map(|(_, o)| if let Output::View(v) = o { Some(v.buffer) } else { None }).collect();
     fuse::run(&mut lowering, &kept);
+    checks_first(&mut lowering);
     let (places, arenas) = memory::place(&lowering, &kept, layout)?;
     let place = |(info, place): (&crate::ops::BufferInfo, &Option<memory::Place>)| match (&info.origin, place) {
         (Origin::Temp, Some(p)) => Placement::Arena { arena: p.arena, offset: p.offset, bytes: p.bytes },
@@ -114,6 +115,26 @@ fn finish(
     let mut plan = Plan { steps: lowering.steps, buffers, inputs, outputs, arenas, flops };
     drop_unused_constants(&mut plan);
     Ok(plan)
+}
+
+/// Moves checks of graph inputs to the front, each once, so that a run which will fail has not written anything yet.
+fn checks_first(lowering: &mut Lowering) {
+    let written: Vec<BufferId> = lowering.steps.iter().flat_map(|s| &s.writes).map(|w| w.buffer).collect();
+    let of_input = |view: &View| {
+        let origin = &lowering.buffers[view.buffer.index()].origin;
+        matches!(origin, Origin::Input(_)) && !written.contains(&view.buffer)
+    };
+    let early = |step: &Step| matches!(step.kernel, Kernel::Check(_)) && step.reads.iter().all(of_input);
+    let (mut first, rest): (Vec<Step>, Vec<Step>) = std::mem::take(&mut lowering.steps).into_iter().partition(early);
+    let mut seen: Vec<(Kernel, Vec<View>)> = Vec::new();
+    first.retain(|step| {
+        let check = (step.kernel.clone(), step.reads.clone());
+        let known = seen.contains(&check);
+        seen.push(check);
+        !known
+    });
+    first.extend(rest);
+    lowering.steps = first;
 }
 
 /// Constants that nobody reads after fusion need no memory.

@@ -9,3 +9,4 @@ mod determinism;
 mod ort;
 mod plans;
 mod support;
+mod webgpu;

@@ -1,7 +1,7 @@
 //! A folder of artifacts, under the names that ONNX Runtime gives them.
 
 use clap::Args;
-use ontrain::backend::cpu::Cpu;
+use ontrain::backend::{Any, now};
 use ontrain::checkpoint::CheckpointState;
 use ontrain::error::Result;
 use ontrain::graph::{Graph, TensorType};
@@ -19,11 +19,14 @@ pub(crate) struct Folder {
     /// What the names of the artifacts begin with
     #[arg(long, default_value = "", hide_default_value = true)]
     prefix: String,
+    /// What computes
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = ["cpu", "webgpu"])]
+    device: String,
 }
 
 /// A module and what the command line needs to know of its models.
 pub(crate) struct Loaded {
-    pub(crate) module: Module<Cpu>,
+    pub(crate) module: Module<Any>,
     /// Names of the inputs that a step takes, and their declared types.
     pub(crate) inputs: Vec<(String, Option<TensorType>)>,
     /// Where accuracy comes from in the training model, if there are classes.
@@ -52,14 +55,14 @@ impl Folder {
         let train_classes = Classification::expose(&mut train);
         let eval_classes = Classification::expose(&mut eval);
         let types: Vec<(String, Option<TensorType>)> = declared(&train);
-        let module = Module::new(train, Some(eval), state, Cpu)?;
+        let module = Module::new(train, Some(eval), state, now(Any::open(&self.device))?)?;
         let names = module.input_names(true)?;
         let inputs = types.into_iter().filter(|(name, _)| names.contains(name)).collect();
         Ok(Loaded { module, inputs, train_classes, eval_classes })
     }
 
     /// The optimizer, with the memory that `state` has of it.
-    pub(crate) fn optimizer(&self, module: &Module<Cpu>, state: &CheckpointState) -> Result<Optimizer<Cpu>> {
+    pub(crate) fn optimizer(&self, module: &Module<Any>, state: &CheckpointState) -> Result<Optimizer<Any>> {
         Optimizer::new(read_file(self.path("optimizer_model.onnx"))?, module, state)
     }
 }

@@ -6,7 +6,7 @@ use crate::output::{Result, Stop, complain};
 use crate::progress::{EpochEnd, Progress};
 use crate::settings::{Running, Saved, Schedule, Settings};
 use clap::Args as ClapArgs;
-use ontrain::backend::cpu::Cpu;
+use ontrain::backend::Any;
 use ontrain::checkpoint::CheckpointState;
 use ontrain::err;
 use ontrain::train::data::Dataset;
@@ -169,7 +169,7 @@ fn trainer(dataset: Dataset, settings: &Settings, fixed: bool, position: Positio
 
 /// Sets the learning rate, and how it goes on.
 fn scheduler(
-    optimizer: &mut Optimizer<Cpu>,
+    optimizer: &mut Optimizer<Any>,
     settings: &Settings,
     trainer: &Trainer,
 ) -> Result<Option<LinearLRScheduler>> {
@@ -197,7 +197,7 @@ fn check_writable(path: &Path) -> Result {
 
 struct Training {
     trainer: Trainer,
-    optimizer: Optimizer<Cpu>,
+    optimizer: Optimizer<Any>,
     scheduler: Option<LinearLRScheduler>,
     settings: Settings,
     fixed: bool,
@@ -271,7 +271,7 @@ impl Training {
         Ok(evaluate(&mut loaded.module, data, self.settings.batch_size, self.fixed, classes, go_on)?)
     }
 
-    fn save(&mut self, module: &Module<Cpu>) -> Result {
+    fn save(&mut self, module: &Module<Any>) -> Result {
         module.save_parameters(&mut self.state)?;
         self.optimizer.save(module.backend(), &mut self.state)?;
         let saved = Saved {
