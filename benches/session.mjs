@@ -1,10 +1,10 @@
-// Training steps in JavaScript, for node.mjs and chromium.mjs: `open` loads a training of ontrain or of onnxruntime-web, and
-// what it gives answers the lines that step.rs answers.
+// Training steps in JavaScript, for node.mjs and chromium.mjs: `open` loads a training of ontrain or of a peer, and what it
+// gives answers the lines that step.rs answers.
 
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 
 /** The tensors that the text file `list` of the folder names, made by `make`. */
-async function tensors(load, list, make) {
+export async function tensors(load, list, make) {
   const text = new TextDecoder().decode(await load(`${list}.txt`));
   const found = {};
   for (const line of text.trimEnd().split("\n")) {
@@ -16,8 +16,9 @@ async function tensors(load, list, make) {
   return found;
 }
 
-async function ontrain(library, load) {
-  const { CheckpointState, Module, Optimizer, Tensor, runModel } = library;
+export async function ontrain(library, load, device = "wasm") {
+  const { CheckpointState, init, Module, Optimizer, Tensor, runModel } = library;
+  await init({ device });
   const make = (type, data, dims) => new Tensor(type, data, dims);
   const state = await CheckpointState.load(await load("checkpoint"));
   const module = await Module.create({ trainModel: await load("training_model.onnx"), state, seed: 0 });
@@ -28,9 +29,10 @@ async function ontrain(library, load) {
   const matrices = await tensors(load, "matmul", make);
   return {
     async step() {
-      await module.trainStep(feeds);
+      const { loss } = await module.trainStep(feeds);
       await optimizer.step();
       await module.lazyResetGrad();
+      return loss;
     },
     async rate() {
       const start = performance.now();
@@ -40,7 +42,7 @@ async function ontrain(library, load) {
   };
 }
 
-async function onnxruntimeWeb(library, load) {
+export async function onnxruntimeWeb(library, load) {
   const { Tensor, TrainingSession } = library;
   const session = await TrainingSession.create(
     {
@@ -54,24 +56,26 @@ async function onnxruntimeWeb(library, load) {
   const feeds = await tensors(load, "inputs", (type, data, dims) => new Tensor(type, data, dims));
   return {
     async step() {
-      await session.runTrainStep(feeds);
+      const results = await session.runTrainStep(feeds);
       await session.runOptimizerStep();
       await session.lazyResetGrad();
+      return Object.values(results)[0].data[0];
     },
   };
 }
 
-/** Loads a training; `load` gives a file's bytes. The result answers a line. */
-export async function open(which, library, load) {
-  const session = await { ontrain, "onnxruntime-web": onnxruntimeWeb }[which](library, load);
+/** Answers lines on a training. */
+export function answers(session) {
+  let loss;
   return async (line) => {
     const [command, count] = line.split(" ");
     if (command === "rate") return String(await session.rate());
+    if (command === "loss") return String(loss);
     if (command !== "steps") throw new Error(`there is no command ${command}`);
     const times = [];
     for (let i = 0; i < Number(count); i++) {
       const start = performance.now();
-      await session.step();
+      loss = await session.step();
       times.push((performance.now() - start).toFixed(5));
     }
     return times.join(" ");

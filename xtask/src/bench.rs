@@ -1,14 +1,15 @@
 //! `cargo xtask bench`: the time of a training step, natively and on wasm, beside ONNX Runtime's.
 //!
-//! A step is forward and backward, the optimizer's step and the reset, on one fixed batch. ontrain and the peer run in processes of
-//! their own that are asked for a few steps in turns, so that both see the same machine; their times are medians over
-//! all rounds.
+//! A step is forward and backward, the optimizer's step and the reset, on one fixed batch. ontrain and its peers run in
+//! processes of their own that are asked for a few steps in turns, so that all see the same machine; their times are
+//! medians over all rounds. On WebGPU the peers are libraries that load no ONNX models; there both sides read the loss
+//! of every step, and it must be the same.
 //!
 //! | field | meaning |
 //! | --- | --- |
 //! | `ours_ms`, `peer_ms` | milliseconds of a step |
 //! | `ratio` | `ours_ms / peer_ms`: below 1, ontrain is faster |
-//! | `floor_fraction` | the part of `ours_ms` in which the step's matrix products and convolutions would be done at the rate of ontrain's own product of 1024×1024 matrices in the same environment |
+//! | `floor_fraction` | not on WebGPU: the part of `ours_ms` in which the step's matrix products and convolutions would be done at the rate of ontrain's own product of 1024×1024 matrices in the same environment |
 
 mod cases;
 mod runner;
@@ -21,13 +22,14 @@ use serde_json::json;
 
 use crate::build::{WASM, sizes};
 use crate::{build, readme, setup, sh};
-use cases::{BATCH, CASES, Case};
-use runner::{Env, Programs, Runner};
+use cases::{BATCH, CASES, Case, Prepared};
+use runner::{Env, Peer, Programs, Runner};
 
 /// Time training steps of four models natively, in Node and in Chromium
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Also time ONNX Runtime 1.19.2 (Python natively, onnxruntime-web elsewhere), in turns
+    /// Also time ONNX Runtime 1.19.2 (Python natively, onnxruntime-web elsewhere), in turns; on WebGPU TensorFlow.js
+    /// and jax-js
     #[arg(long)]
     peers: bool,
     /// Print a line of JSON per measurement instead of a table
@@ -39,7 +41,7 @@ pub(crate) struct Args {
     /// Only this model: mlp, lenet, mnv2 or tfm (may be given several times)
     #[arg(long = "case", value_name = "NAME")]
     cases: Vec<String>,
-    /// Only this environment (may be given several times)
+    /// Only this environment (may be given several times). Default: all but chromium-webgpu
     #[arg(long = "env", value_name = "NAME")]
     envs: Vec<Env>,
 }
@@ -81,22 +83,10 @@ impl Args {
         if !self.json {
             println!("{HEADER}");
         }
-        for (program, env) in programs.iter().zip(&envs) {
-            for &threads in env.threads() {
+        for program in &programs {
+            for &threads in program.env.threads() {
                 for (case, files) in cases.iter().zip(&prepared) {
-                    let mut ours = program.start(&files.ours, threads)?;
-                    let mut peer = program.start_peer(&files.peer, threads)?;
-                    let times = in_turns(&mut ours, peer.as_mut())?;
-                    let floor_ms = files.flops as f64 / times.rate / 1e6;
-                    show(Row {
-                        case: case.name,
-                        env: env.name(),
-                        threads,
-                        peer: program.peer,
-                        ours_ms: times.ours_ms,
-                        peer_ms: times.peer_ms,
-                        floor_fraction: floor_ms / times.ours_ms,
-                    });
+                    measure(program, threads, case, files)?.into_iter().for_each(&mut show);
                 }
             }
         }
@@ -110,32 +100,71 @@ impl Args {
     }
 }
 
+/// The rows of a case: one per peer, or one.
+fn measure(program: &Programs, threads: usize, case: &Case, files: &Prepared) -> Result<Vec<Row>> {
+    let same_models = program.env.peers_load_models();
+    let peers: &[Peer] = if same_models || case.by_hand { &program.peers } else { &[] };
+    let mut ours = program.start(&files.ours, threads)?;
+    let others: Result<Vec<Runner>> =
+        peers.iter().map(|&peer| program.start_peer(peer, &files.peer, threads)).collect();
+    let times = in_turns(&mut ours, &mut others?, !same_models)?;
+    let row = |peer: Option<(&Peer, &f64)>| Row {
+        case: case.name,
+        env: program.env.name(),
+        threads,
+        peer: peer.map(|(peer, _)| peer.name),
+        ours_ms: times.ours_ms,
+        peer_ms: peer.map(|(_, ms)| *ms),
+        floor_fraction: times.rate.map(|rate| files.flops as f64 / rate / 1e6 / times.ours_ms),
+    };
+    if peers.is_empty() {
+        return Ok(vec![row(None)]);
+    }
+    Ok(peers.iter().zip(&times.peers_ms).map(|pair| row(Some(pair))).collect())
+}
+
 /// What was measured in turns; medians.
 struct Times {
     /// Milliseconds of a step.
     ours_ms: f64,
-    peer_ms: Option<f64>,
+    peers_ms: Vec<f64>,
     /// GFLOP/s of ontrain's large matrix product.
-    rate: f64,
+    rate: Option<f64>,
 }
 
-/// Times both sides, which take turns.
-fn in_turns(ours: &mut Runner, mut peer: Option<&mut Runner>) -> Result<Times> {
+/// How far losses may be apart, relative, where peers have models of their own.
+const SAME_LOSS: f64 = 1e-3;
+
+/// Times all sides, which take turns. On WebGPU they must come to the same loss, and no rate is measured: an emulated GPU
+/// would take minutes.
+fn in_turns(ours: &mut Runner, peers: &mut [Runner], webgpu: bool) -> Result<Times> {
     let ours_turn = turn(ours)?;
-    let peer_turn = peer.as_mut().map(|peer| turn(peer)).transpose()?.unwrap_or(0);
-    ours.rate()?; // its plan is made
-    let (mut ours_ms, mut peer_ms, mut rates) = (Vec::new(), Vec::new(), Vec::new());
+    let peer_turns: Vec<usize> = peers.iter_mut().map(turn).collect::<Result<_>>()?;
+    if webgpu {
+        let loss = ours.loss()?;
+        for peer in &mut *peers {
+            let theirs = peer.loss()?;
+            ensure!((loss - theirs).abs() <= SAME_LOSS * loss.abs(), "a loss of {loss}; the peer's is {theirs}");
+        }
+    } else {
+        ours.rate()?; // its plan is made
+    }
+    let (mut ours_ms, mut rates) = (Vec::new(), Vec::new());
+    let mut peers_ms = vec![Vec::new(); peers.len()];
     for _ in 0..ROUNDS {
         sleep(PAUSE);
         ours_ms.extend(ours.steps(ours_turn)?);
-        rates.push(ours.rate()?);
-        if let Some(peer) = &mut peer {
+        if !webgpu {
+            rates.push(ours.rate()?);
+        }
+        for ((peer, turn), times) in peers.iter_mut().zip(&peer_turns).zip(&mut peers_ms) {
             sleep(PAUSE);
-            peer_ms.extend(peer.steps(peer_turn)?);
+            times.extend(peer.steps(*turn)?);
         }
     }
-    let peer_ms = peer.is_some().then(|| median(&mut peer_ms));
-    Ok(Times { ours_ms: median(&mut ours_ms), peer_ms, rate: median(&mut rates) })
+    let peers_ms = peers_ms.iter_mut().map(|times| median(times)).collect();
+    let rate = (!webgpu).then(|| median(&mut rates));
+    Ok(Times { ours_ms: median(&mut ours_ms), peers_ms, rate })
 }
 
 /// Warms a side up; the number of its steps in a turn.
@@ -158,12 +187,12 @@ struct Row {
     peer: Option<&'static str>,
     ours_ms: f64,
     peer_ms: Option<f64>,
-    floor_fraction: f64,
+    floor_fraction: Option<f64>,
 }
 
 const HEADER: &str = "\
-| case  | where    | threads | ontrain, ms | peer, ms | ratio | floor | peer |
-| ----- | -------- | ------- | ----------- | -------- | ----- | ----- | ---- |";
+| case  | where           | threads | ontrain, ms | peer, ms | ratio | floor | peer |
+| ----- | --------------- | ------- | ----------- | -------- | ----- | ----- | ---- |";
 
 impl Row {
     fn ratio(&self) -> Option<f64> {
@@ -181,7 +210,7 @@ impl Row {
             "ours_ms": round(self.ours_ms),
             "peer_ms": self.peer_ms.map(round),
             "ratio": self.ratio().map(round),
-            "floor_fraction": round(self.floor_fraction),
+            "floor_fraction": self.floor_fraction.map(round),
         })
         .to_string()
     }
@@ -189,14 +218,14 @@ impl Row {
     fn markdown(&self) -> String {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".into());
         format!(
-            "| {:<5} | {:<8} | {:>7} | {:>11} | {:>8} | {:>5} | {:>4.0}% | {} |",
+            "| {:<5} | {:<15} | {:>7} | {:>11} | {:>8} | {:>5} | {:>5} | {} |",
             self.case,
             self.env,
             self.threads,
             figures(self.ours_ms),
             or_dash(self.peer_ms.map(figures)),
             or_dash(self.ratio().map(|ratio| format!("{ratio:.2}"))),
-            self.floor_fraction * 100.0,
+            or_dash(self.floor_fraction.map(|part| format!("{:.0}%", part * 100.0))),
             self.peer.unwrap_or("–"),
         )
     }

@@ -16,7 +16,7 @@ use ontrain::onnx::{NoExternalData, read, read_file};
 use ontrain::ops::{Entry, entries};
 use ontrain::tensor::{DType, Tensor};
 
-use crate::replay::engine::{Engine, Feed, Where};
+use crate::replay::engine::{Engine, Feed, Target, Where};
 use crate::replay::guarded;
 use crate::{setup, sh};
 
@@ -59,14 +59,14 @@ impl Args {
             }
             tally.forward(&name, outcome);
         }
-        tally.finish(&self.place.backend)
+        tally.finish(engine.name())
     }
 }
 
 /// The whole suite: natively with gradients, and on the npm package.
 pub(crate) fn test() -> Result<()> {
-    for (backend, grad) in [("cpu", true), ("wasm", false)] {
-        Args { dir: None, place: Where::named(backend), grad, filter: String::new() }.run()?;
+    for (backend, grad) in [(Target::Cpu, true), (Target::Wasm, false)] {
+        Args { dir: None, place: Where::at(backend), grad, filter: String::new() }.run()?;
     }
     Ok(())
 }

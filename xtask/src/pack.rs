@@ -29,8 +29,14 @@ pub(crate) fn pack_and_install() -> Result<PathBuf> {
 
 /// Makes the installed npm package `package` (its folder) importable by its name in `project`.
 pub(crate) fn link(project: &Path, package: &Path) -> Result<()> {
-    let name = package.file_name().context("an npm package has a folder name")?;
+    // With the scope that the package may have: `@types/node`.
+    let parts = package.components().rev().take_while(|part| part.as_os_str() != "node_modules");
+    let name: PathBuf = parts.collect::<Vec<_>>().into_iter().rev().collect();
     let place = project.join("node_modules").join(name);
+    if place.exists() {
+        return Ok(());
+    }
+    sh::make_dir(place.parent().context("it lies in node_modules")?)?;
     // Its own dependencies lie beside it where it really is, and Node looks for them there.
     #[cfg(unix)]
     std::os::unix::fs::symlink(package, &place).with_context(|| format!("linking {}", place.display()))?;

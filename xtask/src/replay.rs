@@ -14,9 +14,9 @@ pub(crate) mod engine;
 mod golden;
 mod losses;
 mod nudge;
+mod package;
 mod torch;
 mod verdict;
-mod wasm;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use std::sync::{Mutex, Once};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use engine::{Engine, Where};
+use engine::{Engine, Target, Where};
 use verdict::Verdict;
 
 /// Replay trainings recorded by ONNX Runtime or PyTorch: one JSON line per run, fails if one of them is not ok
@@ -53,8 +53,8 @@ impl Args {
 /// The cases in tests/fixtures, natively and on the npm package.
 pub(crate) fn test() -> Result<()> {
     let dirs: Vec<PathBuf> = ["golden", "torch"].map(|name| crate::sh::root().join("tests/fixtures").join(name)).into();
-    for backend in ["cpu", "wasm"] {
-        Args { dirs: dirs.clone(), place: Where::named(backend), reasons: 3 }.run()?;
+    for backend in [Target::Cpu, Target::Wasm] {
+        Args { dirs: dirs.clone(), place: Where::at(backend), reasons: 3 }.run()?;
     }
     Ok(())
 }

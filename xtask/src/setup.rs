@@ -1,8 +1,10 @@
 //! `cargo xtask setup`, and the functions by which other verbs get what they need when they need it.
 //! Everything lands in the cache folder (see `cache`), outside the checkout, once.
 
+mod apt;
 mod chromium;
 mod data;
+mod gpu;
 mod npm;
 mod python;
 mod wasm;
@@ -16,12 +18,13 @@ use crate::{cache, sh};
 
 pub(crate) use chromium::chromium;
 pub(crate) use data::{mnist, node_suite};
+pub(crate) use gpu::{Gpu, gpu};
 pub(crate) use npm::{install as npm_install, package as npm_package};
 pub(crate) use python::onnxruntime_training;
 pub(crate) use wasm::{TARGET as WASM_TARGET, toolchain};
 
 /// Fetch everything that build, test and demo need: a wasm32 standard library, the npm tools, a
-/// browser. Each of them also fetches what it lacks by itself.
+/// browser, a driver for the GPU. Each of them also fetches what it lacks by itself.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Also fetch the test data and the runtimes that results are compared with
@@ -47,15 +50,25 @@ impl Args {
         ready("Node's types", node_types()?.display());
         ready("playwright-core", playwright()?.display());
         ready("Chromium", chromium()?.display());
+        match gpu(Gpu::Hardware) {
+            Ok(gpu) => ready("GPU", gpu),
+            Err(error) => ready("GPU, which only the backend webgpu uses", format!("missing: {error:#}")),
+        }
         if self.data {
             ready("MNIST", mnist()?.display());
             ready("ONNX node suite", node_suite()?.display());
             ready("onnxruntime-web", onnxruntime_web()?.display());
             ready("onnxruntime-node", onnxruntime_node()?.display());
-        match onnxruntime_training() {
-            Ok(python) => ready("onnxruntime-training", python.display()),
-            Err(error) => ready("onnxruntime-training, which only bench --peers uses", format!("missing: {error:#}")),
-        }
+            for package in tfjs()? {
+                ready("TensorFlow.js", package.display());
+            }
+            ready("jax-js", jax_js()?.display());
+            match onnxruntime_training() {
+                Ok(python) => ready("onnxruntime-training", python.display()),
+                Err(error) => {
+                    ready("onnxruntime-training, which only bench --peers uses", format!("missing: {error:#}"));
+                }
+            }
         }
         Ok(())
     }
@@ -100,6 +113,16 @@ pub(crate) fn playwright() -> Result<PathBuf> {
 /// The last onnxruntime-web that could train: the peer in the browser and in Node.
 pub(crate) fn onnxruntime_web() -> Result<PathBuf> {
     npm_package("onnxruntime-web", "1.19.2")
+}
+
+/// TensorFlow.js and its WebGPU backend: a peer on WebGPU.
+pub(crate) fn tfjs() -> Result<[PathBuf; 2]> {
+    Ok([npm_package("@tensorflow/tfjs", "4.22.0")?, npm_package("@tensorflow/tfjs-backend-webgpu", "4.22.0")?])
+}
+
+/// jax-js: a peer on WebGPU.
+pub(crate) fn jax_js() -> Result<PathBuf> {
+    npm_package("@jax-js/jax", "0.1.25")
 }
 
 /// ONNX Runtime's native inference for Node, to run what ontrain exports.

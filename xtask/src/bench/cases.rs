@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use ontrain::artifacts::{Loss, Optimizer, Options, generate};
 use ontrain::backend::cpu::Cpu;
-use ontrain::checkpoint::CheckpointState;
+use ontrain::checkpoint::{CheckpointState, Parameter};
 use ontrain::graph::{Attributes, Graph, Node, TensorType, ValueType};
 use ontrain::onnx::{NoExternalData, WriteOptions, read, read_file, write};
 use ontrain::tensor::{DType, Dim, Tensor};
@@ -19,14 +19,16 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// Integer inputs are below this.
     tokens: u64,
+    /// benches/peers.mjs has it too.
+    pub(super) by_hand: bool,
 }
 
 /// The models.
 pub(super) const CASES: [Case; 4] = [
-    Case { name: "mlp", tokens: 0 },
-    Case { name: "lenet", tokens: 0 },
-    Case { name: "mnv2", tokens: 0 },
-    Case { name: "tfm", tokens: 128 },
+    Case { name: "mlp", tokens: 0, by_hand: true },
+    Case { name: "lenet", tokens: 0, by_hand: true },
+    Case { name: "mnv2", tokens: 0, by_hand: false },
+    Case { name: "tfm", tokens: 128, by_hand: false },
 ];
 
 /// Samples in a step.
@@ -39,7 +41,7 @@ const CLASSES: u64 = 10;
 pub(super) struct Prepared {
     /// Folder with ontrain's own artifacts.
     pub(super) ours: PathBuf,
-    /// Folder with the peer's training model.
+    /// Folder with ONNX Runtime's training model, and with the parameters one by one.
     pub(super) peer: PathBuf,
     /// Floating-point operations of a step's matrix products and convolutions.
     pub(super) flops: u64,
@@ -70,6 +72,9 @@ impl Case {
         save_matmul(&ours)?;
 
         let state = CheckpointState::from_bytes(&artifacts.checkpoint)?;
+        let value = |p: &Parameter| p.value.clone().map(|value| (p.name.clone(), value));
+        let parameters: Vec<(String, Tensor)> = state.parameters().iter().filter_map(value).collect();
+        save_inputs(&peer, "parameters", &parameters)?;
         let mut module = Module::new(read(&artifacts.training_model, &NoExternalData)?, None, &state, Cpu)?;
         let names = module.input_names(true)?;
         let find = |name: &String| inputs.iter().find(|(known, _)| known == name).map(|(_, tensor)| tensor);

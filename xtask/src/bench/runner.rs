@@ -18,6 +18,8 @@ pub(super) enum Env {
     Native,
     Node,
     Chromium,
+    /// On Chromium's GPU, which is an emulated one unless ONTRAIN_GPU is hardware
+    ChromiumWebgpu,
 }
 
 impl Env {
@@ -27,6 +29,7 @@ impl Env {
             Env::Native => "native",
             Env::Node => "node",
             Env::Chromium => "chromium",
+            Env::ChromiumWebgpu => "chromium-webgpu",
         }
     }
 
@@ -35,39 +38,64 @@ impl Env {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if self == Env::Native && cores > 1 { &[1, 2] } else { &[1] }
     }
+
+    /// Are models and artifacts the same on both sides? Otherwise only those can be compared that the peers have by hand.
+    pub(super) fn peers_load_models(self) -> bool {
+        self != Env::ChromiumWebgpu
+    }
+
+    fn in_browser(self) -> bool {
+        matches!(self, Env::Chromium | Env::ChromiumWebgpu)
+    }
 }
+
+/// What ontrain is compared with.
+#[derive(Clone, Copy)]
+pub(super) struct Peer {
+    /// As the output has it.
+    pub(super) name: &'static str,
+    /// As the scripts in benches/ have it.
+    script: &'static str,
+}
+
+const PYTHON: Peer = Peer { name: "onnxruntime-training 1.19.2 (Python)", script: "ort.py" };
+const ONNXRUNTIME_WEB: Peer = Peer { name: "onnxruntime-web 1.19.2", script: "onnxruntime-web" };
+const WEBGPU: [Peer; 2] = [
+    Peer { name: "tfjs-webgpu 4.22.0", script: "tfjs-webgpu" },
+    Peer { name: "jax-js 0.1.25 on WebGPU", script: "jax-js-webgpu" },
+];
 
 /// The programs of one environment.
 pub(super) struct Programs {
-    env: Env,
+    pub(super) env: Env,
     /// Natively the benchmark's executable, else the project where the packages are installed.
     ours: PathBuf,
     /// The Python that has the native peer.
     python: Option<PathBuf>,
-    /// The peer's name, if there is one.
-    pub(super) peer: Option<&'static str>,
+    /// What there is to compare with.
+    pub(super) peers: Vec<Peer>,
 }
 
 /// Files of benches/ that run in the project.
-const SCRIPTS: [&str; 3] = ["session.mjs", "node.mjs", "chromium.mjs"];
+const SCRIPTS: [&str; 4] = ["session.mjs", "peers.mjs", "node.mjs", "chromium.mjs"];
 
 impl Programs {
-    /// Builds and installs what `envs` need. A peer that cannot be installed is left out with a word.
+    /// Builds and installs what `envs` need. A native peer that cannot be installed is left out with a word.
     pub(super) fn prepare(envs: &[Env], peers: bool) -> Result<Vec<Self>> {
         let mut programs = Vec::new();
         let mut project = None;
         for &env in envs {
-            let made = match env {
-                Env::Native => Self::native(peers)?,
-                Env::Node | Env::Chromium => {
-                    let project = match &project {
-                        Some(made) => PathBuf::clone(made),
-                        None => project.insert(install(peers, envs)?).clone(),
-                    };
-                    Self { env, ours: project, python: None, peer: peers.then_some("onnxruntime-web 1.19.2") }
-                }
+            if env == Env::Native {
+                programs.push(Self::native(peers)?);
+                continue;
+            }
+            let ours = match &project {
+                Some(made) => PathBuf::clone(made),
+                None => project.insert(install(peers, envs)?).clone(),
             };
-            programs.push(made);
+            let of_env: &[Peer] = if env == Env::ChromiumWebgpu { &WEBGPU } else { &[ONNXRUNTIME_WEB] };
+            let peers = if peers { of_env.to_vec() } else { Vec::new() };
+            programs.push(Self { env, ours, python: None, peers });
         }
         Ok(programs)
     }
@@ -81,8 +109,8 @@ impl Programs {
                 None
             }
         };
-        let peer = python.is_some().then_some("onnxruntime-training 1.19.2 (Python)");
-        Ok(Self { env: Env::Native, ours, python, peer })
+        let peers = python.iter().map(|_| PYTHON).collect();
+        Ok(Self { env: Env::Native, ours, python, peers })
     }
 
     /// Starts ontrain on a case's folder.
@@ -94,42 +122,52 @@ impl Programs {
                 program
             }
             Env::Node | Env::Chromium => self.script("ontrain", folder)?,
+            Env::ChromiumWebgpu => self.script("ontrain-webgpu", folder)?,
         };
         Runner::start(command, format!("ontrain ({})", self.env.name()))
     }
 
-    /// Starts the peer, if there is one.
-    pub(super) fn start_peer(&self, folder: &Path, threads: usize) -> Result<Option<Runner>> {
-        let Some(peer) = self.peer else { return Ok(None) };
+    /// Starts a peer.
+    pub(super) fn start_peer(&self, peer: Peer, folder: &Path, threads: usize) -> Result<Runner> {
         let command = match &self.python {
             Some(python) => {
                 let mut program = Command::new(python);
-                program.arg(sh::root().join("benches").join("ort.py")).arg(folder).arg(threads.to_string());
+                program.arg(sh::root().join("benches").join(peer.script)).arg(folder).arg(threads.to_string());
                 program
             }
-            None => self.script("onnxruntime-web", folder)?,
+            None => self.script(peer.script, folder)?,
         };
-        Runner::start(command, format!("{peer} ({})", self.env.name())).map(Some)
+        Runner::start(command, format!("{} ({})", peer.name, self.env.name()))
     }
 
     fn script(&self, which: &str, folder: &Path) -> Result<Command> {
         let mut node = pack::node(&self.ours);
-        if self.env == Env::Chromium {
+        if self.env.in_browser() {
             node.env("CHROME_PATH", setup::chromium()?);
         }
-        node.arg(format!("bench/{}.mjs", self.env.name())).arg(which).arg(folder);
+        let script = if self.env.in_browser() { "chromium" } else { "node" };
+        node.arg(format!("bench/{script}.mjs")).arg(which).arg(folder);
         Ok(node)
     }
 }
 
-/// Makes the project where the npm package, the peer and the scripts are installed.
+/// Makes the project where the npm package, the peers and the scripts are installed.
 fn install(peers: bool, envs: &[Env]) -> Result<PathBuf> {
     let project = pack::pack_and_install()?;
-    if peers {
-        pack::link(&project, &setup::onnxruntime_web()?)?;
+    let mut packages = Vec::new();
+    if envs.iter().any(|env| env.in_browser()) {
+        packages.push(setup::playwright()?);
+        pack::copy_tests(&project)?;
     }
-    if envs.contains(&Env::Chromium) {
-        pack::link(&project, &setup::playwright()?)?;
+    if peers && envs.iter().any(|env| matches!(env, Env::Node | Env::Chromium)) {
+        packages.push(setup::onnxruntime_web()?);
+    }
+    if peers && envs.contains(&Env::ChromiumWebgpu) {
+        packages.extend(setup::tfjs()?);
+        packages.push(setup::jax_js()?);
+    }
+    for package in packages {
+        pack::link(&project, &package)?;
     }
     for name in SCRIPTS {
         let script = sh::read_file(&sh::root().join("benches").join(name))?;
@@ -179,6 +217,12 @@ impl Runner {
     /// GFLOP/s of a large matrix product.
     pub(super) fn rate(&mut self) -> Result<f64> {
         let answer = self.ask("rate")?;
+        answer.parse().with_context(|| format!("{} answered {answer:?}", self.what))
+    }
+
+    /// The loss of the last step.
+    pub(super) fn loss(&mut self) -> Result<f64> {
+        let answer = self.ask("loss")?;
         answer.parse().with_context(|| format!("{} answered {answer:?}", self.what))
     }
 

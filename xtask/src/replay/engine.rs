@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ontrain::artifacts::{Artifacts, Options, generate};
 use ontrain::backend::{Backend, cpu::Cpu};
 use ontrain::checkpoint::CheckpointState;
@@ -11,7 +11,7 @@ use ontrain::onnx::{NoExternalData, read};
 use ontrain::tensor::Tensor;
 use ontrain::train::{LinearLRScheduler, Module, NonFinite, Optimizer, Session};
 
-use super::wasm::Wasm;
+use super::package::{Host, Package};
 
 /// Tensors by the name of the input that they are for.
 pub(crate) type Feed = BTreeMap<String, Tensor>;
@@ -96,26 +96,43 @@ pub(crate) struct Native<B>(pub(crate) B);
 /// Where to run.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Where {
-    /// Where to run: cpu, or wasm (the npm package in Node)
+    /// Where to run
     #[arg(long, default_value = "cpu")]
-    pub(crate) backend: String,
+    backend: Target,
     /// A project in which the npm package is installed, instead of building and installing it
     #[arg(long, value_name = "DIR")]
     project: Option<PathBuf>,
 }
 
+/// The backends.
+#[derive(clap::ValueEnum, Clone, Copy)]
+pub(crate) enum Target {
+    /// This process
+    Cpu,
+    /// The npm package in Node
+    Wasm,
+    /// The npm package in a page of Chromium
+    ChromiumWasm,
+    /// The npm package in a page of Chromium, on its GPU
+    ChromiumWebgpu,
+}
+
 impl Where {
-    /// The backend of that name.
-    pub(crate) fn named(backend: &str) -> Self {
-        Self { backend: backend.into(), project: None }
+    /// That backend, built as it is needed.
+    pub(crate) fn at(backend: Target) -> Self {
+        Self { backend, project: None }
     }
 
     /// The engine that is meant.
     pub(crate) fn engine(&self) -> Result<Box<dyn Engine>> {
-        match self.backend.as_str() {
-            "cpu" => Ok(Box::new(Native(Cpu))),
-            "wasm" => Ok(Box::new(Wasm::new(self.project.as_deref())?)),
-            other => bail!("there is no backend {other:?}; the backends are cpu and wasm"),
+        let package = |name, host, device| -> Result<Box<dyn Engine>> {
+            Ok(Box::new(Package::new(name, host, device, self.project.as_deref())?))
+        };
+        match self.backend {
+            Target::Cpu => Ok(Box::new(Native(Cpu))),
+            Target::Wasm => package("wasm", Host::Node, "wasm"),
+            Target::ChromiumWasm => package("chromium-wasm", Host::Chromium, "wasm"),
+            Target::ChromiumWebgpu => package("chromium-webgpu", Host::Chromium, "webgpu"),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! A Chromium for the browser tests.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use super::apt;
 use crate::sh;
 
 /// Names that Chromium and its like go by on PATH.
@@ -29,11 +29,10 @@ pub(crate) fn chromium() -> Result<PathBuf> {
     if let Some(path) = installed() {
         return Ok(path);
     }
-    if sh::on_path("apt-get").is_some() && is_root() {
-        sh::step("Chromium from Debian's packages", install)?;
-        if let Some(path) = installed() {
-            return Ok(path);
-        }
+    if apt::install("Chromium", &["chromium"])?
+        && let Some(path) = installed()
+    {
+        return Ok(path);
     }
     bail!(
         "no Chromium or Chrome was found, and the browser tests need one: install it (Debian: `apt-get install \
@@ -45,19 +44,4 @@ pub(crate) fn chromium() -> Result<PathBuf> {
 fn installed() -> Option<PathBuf> {
     let elsewhere = || PLACES.iter().map(PathBuf::from).find(|path| path.is_file());
     NAMES.iter().find_map(|name| sh::on_path(name)).or_else(elsewhere)
-}
-
-fn install() -> Result<()> {
-    let apt = |args: &[&str]| sh::read(Command::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(args));
-    let chromium = ["install", "-qq", "--yes", "--no-install-recommends", "chromium"];
-    // The package lists may be missing or older than the archive.
-    if apt(&chromium).is_err() {
-        apt(&["update", "-qq"])?;
-        apt(&chromium)?;
-    }
-    Ok(())
-}
-
-fn is_root() -> bool {
-    sh::read(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }

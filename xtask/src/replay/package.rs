@@ -1,11 +1,13 @@
-//! The npm package in Node as an [`Engine`]: jobs go through files to a worker (worker.mjs) that stays alive between
-//! them, and is started anew when the engine in it has trapped.
+//! The npm package as an [`Engine`], in Node or in a page of Chromium: jobs go through files to a worker (worker.mjs,
+//! chromium.mjs) that stays alive between them, and is started anew when the engine in it has trapped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ontrain::artifacts::{Artifacts, Loss, Optimizer, Options, Reduction, generate};
 use ontrain::onnx::{NoExternalData, read};
 use ontrain::tensor::{DType, Tensor};
@@ -13,49 +15,81 @@ use serde_json::{Map, Value, json};
 
 use super::data::{self, number, numbers};
 use super::engine::{Engine, Feed, Rate, Trained, Training};
-use crate::{pack, sh};
+use crate::{pack, setup, sh};
 
-/// The worker's script; it is put where `ontrain` can be imported.
-const WORKER: &str = include_str!("worker.mjs");
+/// The scripts; they are put where `ontrain` can be imported.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("jobs.mjs", include_str!("jobs.mjs")),
+    ("worker.mjs", include_str!("worker.mjs")),
+    ("chromium.mjs", include_str!("chromium.mjs")),
+];
 
-/// The package, installed, and a Node process that uses it.
-pub(super) struct Wasm {
+/// What runs JavaScript.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Host {
+    Node,
+    Chromium,
+}
+
+/// The package, installed, and a process that uses it.
+pub(super) struct Package {
+    /// As `--backend` has it.
+    name: String,
+    host: Host,
+    /// As the package's `init` has it: wasm or webgpu.
+    device: &'static str,
     project: PathBuf,
     worker: Option<Worker>,
 }
 
 struct Worker {
     child: Child,
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Drop for Worker {
+    /// The end of its input ends it; it may have a browser to close. One that hangs is stopped.
     fn drop(&mut self) {
-        // The end of its input would end it too; one that hangs has to be stopped.
+        drop(self.input.take());
+        for _ in 0..100 {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            sleep(Duration::from_millis(50));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Wasm {
+impl Package {
     /// The package installed in `project`, or built now and installed as a user would.
-    pub(super) fn new(project: Option<&Path>) -> Result<Self> {
+    pub(super) fn new(name: &str, host: Host, device: &'static str, project: Option<&Path>) -> Result<Self> {
         let project = match project {
             Some(project) => std::path::absolute(project)?,
             None => pack::pack_and_install()?,
         };
-        sh::write_file(&project.join("worker.mjs"), WORKER)?;
+        for (file, text) in SCRIPTS {
+            sh::write_file(&project.join("replay").join(file), text)?;
+        }
         sh::make_dir(&project.join("job"))?;
-        Ok(Self { project, worker: None })
+        if host == Host::Chromium {
+            pack::copy_tests(&project)?;
+            pack::link(&project, &setup::playwright()?)?;
+        }
+        Ok(Self { name: name.to_owned(), host, device, project, worker: None })
     }
 
     fn start(&self) -> Result<Worker> {
         let mut node = pack::node(&self.project);
-        node.arg("worker.mjs").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = node.spawn().context("starting Node")?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else { bail!("Node has no pipes") };
-        Ok(Worker { child, input, output: BufReader::new(output) })
+        match self.host {
+            Host::Node => node.arg("replay/worker.mjs"),
+            Host::Chromium => node.env("CHROME_PATH", setup::chromium()?).arg("replay/chromium.mjs"),
+        };
+        let mut child = node.arg(self.device).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let Some(output) = child.stdout.take() else { bail!("Node has no pipes") };
+        Ok(Worker { input: child.stdin.take(), child, output: BufReader::new(output) })
     }
 
     /// Has a job done.
@@ -65,11 +99,12 @@ impl Wasm {
         sh::write_file(&folder.join("job.json"), Value::Object(job.json).to_string())?;
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None => self.start()?,
+            None => self.start().context("starting Node")?,
         };
         let worker = self.worker.insert(worker);
         let mut line = String::new();
-        let talked = writeln!(worker.input, "{}", folder.display()).and_then(|()| worker.output.read_line(&mut line));
+        let input = worker.input.as_mut().context("its input is open until it is dropped")?;
+        let talked = writeln!(input, "{}", folder.display()).and_then(|()| worker.output.read_line(&mut line));
         if talked.is_err() || line.trim() != "done" {
             self.worker = None;
             bail!("the Node process ended in the middle of a job");
@@ -164,9 +199,9 @@ impl Answer {
     }
 }
 
-impl Engine for Wasm {
+impl Engine for Package {
     fn name(&self) -> &str {
-        "wasm"
+        &self.name
     }
 
     fn train(&mut self, job: &Training<'_>) -> Result<Trained> {
@@ -199,6 +234,8 @@ impl Engine for Wasm {
         );
         let answer = self.ask(out)?;
         let json = &answer.json;
+        let on_gpu = json["submissions"].as_u64() > Some(0);
+        ensure!(on_gpu == (self.device == "webgpu"), "the package was told to use {} and did not", self.device);
         let eval = match json["eval"].as_array().map(Vec::as_slice) {
             Some([before, after]) => number(before).zip(number(after)),
             _ => None,
