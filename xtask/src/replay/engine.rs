@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use ontrain::artifacts::{Artifacts, Options, generate};
-use ontrain::backend::{Backend, cpu::Cpu};
+use ontrain::backend::{Any, Backend, cpu::Cpu, now};
 use ontrain::checkpoint::CheckpointState;
 use ontrain::onnx::{NoExternalData, read};
 use ontrain::tensor::Tensor;
 use ontrain::train::{LinearLRScheduler, Module, NonFinite, Optimizer, Session};
 
 use super::package::{Host, Package};
+use crate::setup::{self, Gpu};
 
 /// Tensors by the name of the input that they are for.
 pub(crate) type Feed = BTreeMap<String, Tensor>;
@@ -109,6 +110,8 @@ pub(crate) struct Where {
 pub(crate) enum Target {
     /// This process
     Cpu,
+    /// This process, on the machine's GPU: see ONTRAIN_GPU
+    Webgpu,
     /// The npm package in Node
     Wasm,
     /// The npm package in a page of Chromium
@@ -130,6 +133,10 @@ impl Where {
         };
         match self.backend {
             Target::Cpu => Ok(Box::new(Native(Cpu))),
+            Target::Webgpu => {
+                setup::gpu(Gpu::Hardware)?;
+                Ok(Box::new(Native(now(Any::open("webgpu"))?)))
+            }
             Target::Wasm => package("wasm", Host::Node, "wasm"),
             Target::ChromiumWasm => package("chromium-wasm", Host::Chromium, "wasm"),
             Target::ChromiumWebgpu => package("chromium-webgpu", Host::Chromium, "webgpu"),
