@@ -267,7 +267,8 @@ mod tests {
     fn negative_small_integers_keep_their_sign() {
         let stored = to_device(DType::I8, false, &[0xFF]);
         assert_eq!(&*stored, &(-1i32).to_le_bytes());
-        let stored = to_device(DType::I16, false, &(-2i16).to_le_bytes());
+        let int = (-2i16).to_le_bytes();
+        let stored = to_device(DType::I16, false, &int);
         assert_eq!(&*stored, &(-2i32).to_le_bytes());
     }
 }
