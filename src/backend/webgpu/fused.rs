@@ -1,12 +1,76 @@
-use super::lower::Lower;
-use super::shader::Dispatch;
-use crate::error::Result;
-use crate::kernel::{Fused, Step};
+//! Fused kernels: by elements, or by rows.
 
-pub(super) fn lower(_kernel: &Fused, _step: &Step, _cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
-    unimplemented!()
+use super::lower::Lower;
+use super::rows::{Form, Rows};
+use super::shader::{Dispatch, Shader};
+use super::walks::ordered;
+use crate::error::Result;
+use crate::kernel::{Fused, Program, Step, View};
+
+pub(super) fn lower(kernel: &Fused, step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
+    let Fused { shape, row_axes, program } = kernel;
+    let first = shape.len() - row_axes;
+    // Without reductions and values of rows, all elements are one long row.
+    let by_elements = !program.has_row_reduce() && step.writes.iter().all(|w| w.shape == *shape);
+    let (outer, row): (Vec<usize>, Vec<usize>) = (0..shape.len()).partition(|&a| !by_elements && a < first);
+    // Neighbours in what is written side by side; else in what is read.
+    let strides: Vec<Vec<isize>> = step.writes.iter().map(|w| along(w, shape)).collect();
+    let strides: Vec<&[isize]> = strides.iter().map(|s| &**s).chain(step.reads.iter().map(|r| &*r.strides)).collect();
+    let rows = Rows {
+        program,
+        shape,
+        reads: &step.reads,
+        writes: &step.writes,
+        outer: ordered(&outer, shape, &strides),
+        row: ordered(&row, shape, &strides),
+    };
+    let form = match by_elements {
+        true => elements(rows.len(), cx.places.software),
+        false => {
+            let all: Vec<usize> = (0..shape.len()).collect();
+            let columns = ordered(&all, shape, &strides).last().is_some_and(|&a| a < first);
+            of_rows(rows.count(), rows.len(), columns, cx.places.software)
+        }
+    };
+    // Lowered even if there is nothing to compute, so that what is not defined is an error for any shape.
+    let dispatch = rows.lower(form, Shader::new(cx.places))?;
+    Ok(if step.writes.iter().all(View::is_empty) { Vec::new() } else { vec![dispatch] })
 }
 
-pub(super) fn copy(_step: &Step, _cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
-    unimplemented!()
+/// A copy is the fused kernel that computes nothing.
+pub(super) fn copy(step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
+    let mut program = Program::new();
+    let same = program.input(0, step.reads[0].dtype);
+    program.output(same);
+    lower(&Fused { shape: step.reads[0].shape.clone(), row_axes: 0, program }, step, cx)
+}
+
+/// The strides of a write along all axes of a kernel.
+fn along(write: &View, shape: &[usize]) -> Vec<isize> {
+    let still = |(a, &stride): (usize, &isize)| if write.shape[a] == shape[a] { stride } else { 0 };
+    write.strides.iter().enumerate().map(still).collect()
+}
+
+/// How to compute `len` elements, each by itself.
+fn elements(len: usize, software: bool) -> Form {
+    const LANES: usize = 64;
+    // On a CPU, an invocation costs about as much as a few elements.
+    let each = if software { (len / (LANES * 32)).clamp(1, 16) } else { 1 };
+    match each {
+        1 => Form { lanes: 1, parts: len, columns: false },
+        each => Form { lanes: LANES, parts: len.div_ceil(LANES * each), columns: false },
+    }
+}
+
+/// How to compute rows of `len` elements; in `columns`, neighbours in memory are on different rows.
+fn of_rows(count: usize, len: usize, columns: bool, software: bool) -> Form {
+    let lanes = match software {
+        // Barriers are dear, so that they have to save much.
+        true if count < 16 && len >= 4096 => 64,
+        true => 1,
+        false if len <= 16 || (columns && count >= 2048) => 1,
+        false if len <= 512 => 64,
+        false => 256,
+    };
+    Form { lanes, parts: 1, columns }
 }

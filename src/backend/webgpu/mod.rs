@@ -12,7 +12,10 @@ mod contraction;
 mod conv;
 mod device;
 mod expr;
+mod facts;
 mod fused;
+#[cfg(test)]
+mod fused_tests;
 mod gemm;
 mod host;
 mod index;
@@ -23,10 +26,12 @@ mod pipelines;
 mod pool;
 mod program;
 mod reduce;
+mod rows;
 mod shader;
 mod status;
 #[cfg(test)]
 mod testing;
+mod walks;
 
 pub use device::{Counters, Options, WebGpu};
 pub use memory::GpuBuffer;
