@@ -337,3 +337,21 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_that_are_too_small() {
+        let limits = ask(&wgpu::Limits::default()).unwrap();
+        assert_eq!(limits.max_storage_buffer_binding_size, 128 << 20);
+        for small in [wgpu::Limits::downlevel_webgl2_defaults(), wgpu::Limits::downlevel_defaults()] {
+            let error = ask(&small).unwrap_err();
+            assert_eq!(error.kind(), Kind::Device);
+            assert!(error.to_string().contains("the GPU is too small: max_"), "{error}");
+        }
+        let large = wgpu::Limits { max_storage_buffer_binding_size: 1 << 40, ..Default::default() };
+        assert_eq!(ask(&large).unwrap().max_storage_buffer_binding_size, MOST_BYTES);
+    }
+}

@@ -76,3 +76,26 @@ impl Shared {
         Arc::new(Pipeline { pipeline, layout })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::backend::now;
+    use crate::backend::webgpu::WebGpu;
+    use crate::backend::webgpu::shader::Dispatch;
+    use crate::error::Kind;
+
+    /// An error with the compiler's words; the device goes on.
+    #[test]
+    fn a_text_that_does_not_compile() {
+        let Ok(gpu) = now(WebGpu::open()) else { return };
+        for source in ["fn main() { no_such_function(); }", "not WGSL", "@compute @workgroup_size(1) fn other() {}"] {
+            let source = source.to_owned();
+            let dispatch = Dispatch { source, params: Vec::new(), slots: Vec::new(), groups: [1, 1] };
+            let error = now(gpu.shared.pipeline(&dispatch)).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), Kind::Device);
+            assert!(error.to_string().contains("refuses a kernel"), "{error}");
+            gpu.shared.check().unwrap();
+        }
+        assert_eq!(gpu.counters().pipelines, 0);
+    }
+}

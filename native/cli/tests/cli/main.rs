@@ -4,3 +4,4 @@ mod bad_input;
 mod flow;
 mod resume;
 mod support;
+mod webgpu;
