@@ -3,7 +3,7 @@
 use super::layout::Places;
 use super::shader::Dispatch;
 use super::status::Checks;
-use super::{contraction, conv, fused, gemm, index, pool, reduce};
+use super::{conv, fused, gemm, index, pool, reduce};
 use crate::error::Result;
 use crate::kernel::{Check, Kernel, Step, View};
 

@@ -7,7 +7,9 @@
 //! Checks (a label out of range, a loss that is not finite) run on the device, too. The first failure is kept in the status
 //! words, and from then on nothing that outlives a run is written, until the failure has been read and reported.
 
+mod access;
 mod axes;
+mod block;
 mod contraction;
 mod conv;
 mod device;
@@ -28,7 +30,12 @@ mod program;
 mod reduce;
 mod rows;
 mod shader;
+mod sink;
 mod status;
+mod tiled;
+mod tiles;
+#[cfg(test)]
+mod product_tests;
 #[cfg(test)]
 mod testing;
 mod walks;

@@ -117,6 +117,14 @@ impl<'a> Shader<'a> {
         format!("bitcast<f32>(P[{}u].{})", at / 4, ["x", "y", "z", "w"][at % 4])
     }
 
+    /// Adds a table of vectors; gives the index in `P` of its first: `P[{index}u + row]` is a row.
+    pub(super) fn table(&mut self, rows: &[[u32; 4]]) -> usize {
+        self.params.resize(self.params.len().next_multiple_of(4), 0);
+        let at = self.params.len() / 4;
+        self.params.extend(rows.iter().flatten());
+        at
+    }
+
     /// Makes a library's functions known.
     pub(super) fn uses(&mut self, library: Library) {
         if !self.libraries.contains(&library) {
