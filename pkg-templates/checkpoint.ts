@@ -1,20 +1,28 @@
 import type { RawCheckpointState } from "./ontrain.js";
-import { type Bytes, bytesOf, call, describe, disposable, engine, Handle, nameOf, numberOf, optionsOf } from "./engine.js";
+import {
+  type Bytes, bytesOf, call, describe, disposable, engine, free, Handle, nameOf, numberOf, optionsOf, type Queue,
+} from "./engine.js";
 import { InputError, StateError } from "./errors.js";
-import { dimsOf, fromRaw, onnxType, rawBytes, Tensor, type TensorLike } from "./tensor.js";
+import { copyOf, dimsOf, fromRaw, onnxType, rawBytes, Tensor, type TensorLike } from "./tensor.js";
 
 /**
  * What works on a state: the values that it holds are newer than the state's.
  * @internal
  */
 export interface Worker {
-  /** Writes its values into the state. */
-  save(state: RawCheckpointState): void;
+  /** Writes its values into the state, all or none; the optimizer's with or without the parameters'. */
+  save(state: RawCheckpointState, parameters: boolean): Promise<void>;
 }
 
-/** @internal */
+/**
+ * The module that works on a state.
+ * @internal
+ */
 export interface ParameterOwner extends Worker {
-  get(name: string): unknown[];
+  /** The calls on the module. What is asked of the state meanwhile takes its turn among them. */
+  readonly queue: Queue;
+  readonly isFilled: boolean;
+  get(name: string): Promise<Tensor>;
   set(name: string, tensor: Tensor): void;
 }
 
@@ -35,7 +43,7 @@ export class CheckpointState {
 
   private constructor(raw: RawCheckpointState) {
     this.#handle = new Handle("CheckpointState", raw);
-    this.parameters = new Parameters(() => this.#handle.raw, () => this.#module);
+    this.parameters = new Parameters(() => this.#handle.raw, () => this.#module, (work) => this.#turn(work));
     this.properties = new Properties(() => this.#handle.raw);
   }
 
@@ -51,29 +59,42 @@ export class CheckpointState {
 
   /**
    * The bytes of the checkpoint file with the current values. Fails with `StateError` while a nominal checkpoint is
-   * filled in part.
+   * filled in part, and with `DeviceError` if the device of the module is lost; then the state is as it was.
    */
   async save(options: { includeOptimizerState?: boolean } = {}): Promise<Uint8Array> {
     const { includeOptimizerState = false } = optionsOf(options, ["includeOptimizerState"], "save");
     const raw = this.#handle.raw;
-    this.#module?.save(raw);
-    if (includeOptimizerState) this.#optimizer?.save(raw);
-    return call(() => raw.toBytes(includeOptimizerState));
+    return this.#turn(async () => {
+      await this.#update(raw, includeOptimizerState);
+      return call(() => raw.toBytes(includeOptimizerState));
+    });
   }
 
   /** Has some parameter no value yet? */
   get isNominal(): boolean {
     const raw = this.#handle.raw;
-    if (call(() => raw.isNominal)) this.#module?.save(raw);
-    return call(() => raw.isNominal);
+    return this.#module === undefined ? call(() => raw.isNominal) : !this.#module.isFilled;
   }
 
   /** Frees the memory. A module that works on the state goes on, and can no longer be saved through it. */
   async release(): Promise<void> {
-    this.#handle.release();
+    const raw = this.#handle.take();
+    if (raw !== undefined) await this.#turn(async () => free(raw));
+  }
+
+  /** Does work in its turn among the calls on the module, if there is one. */
+  async #turn<T>(work: () => Promise<T>): Promise<T> {
+    return this.#module === undefined ? work() : this.#module.queue.add(work);
+  }
+
+  /** Takes over the current values. */
+  async #update(raw: RawCheckpointState, includeOptimizerState: boolean): Promise<void> {
+    if (includeOptimizerState && this.#optimizer !== undefined) await this.#optimizer.save(raw, this.#module !== undefined);
+    else await this.#module?.save(raw, true);
   }
 
   declare readonly [Symbol.dispose]: () => void;
+  declare readonly [Symbol.asyncDispose]: () => Promise<void>;
 
   /** @internal */
   handle(): Handle<RawCheckpointState> {
@@ -100,14 +121,20 @@ export class CheckpointState {
   }
 
   /**
-   * Takes the values of a worker that is about to be released.
+   * Takes the values of a worker that is about to be released: of a module with its optimizer's. Without it after that, also
+   * when they could not be had.
    * @internal
    */
-  unbind(worker: Worker): void {
+  async unbind(worker: Worker): Promise<void> {
     if (worker !== this.#module && worker !== this.#optimizer) return;
-    if (!this.#handle.released) worker.save(this.#handle.raw);
-    if (worker === this.#module) this.#module = undefined;
-    else this.#optimizer = undefined;
+    try {
+      if (this.#handle.released) return;
+      const raw = this.#handle.raw;
+      await (worker === this.#module ? this.#update(raw, true) : worker.save(raw, false));
+    } finally {
+      if (worker === this.#module) this.#module = undefined;
+      this.#optimizer = undefined;
+    }
   }
 }
 disposable(CheckpointState);
@@ -116,11 +143,17 @@ disposable(CheckpointState);
 export class Parameters {
   readonly #state: () => RawCheckpointState;
   readonly #module: () => ParameterOwner | undefined;
+  readonly #turn: <T>(work: () => Promise<T>) => Promise<T>;
 
   /** @internal */
-  constructor(state: () => RawCheckpointState, module: () => ParameterOwner | undefined) {
+  constructor(
+    state: () => RawCheckpointState,
+    module: () => ParameterOwner | undefined,
+    turn: <T>(work: () => Promise<T>) => Promise<T>,
+  ) {
     this.#state = state;
     this.#module = module;
+    this.#turn = turn;
   }
 
   /** Names of all parameters. */
@@ -142,16 +175,18 @@ export class Parameters {
   async get(name: string): Promise<Tensor> {
     const key = nameOf(name, "the parameter's name");
     const raw = this.#state();
-    return fromRaw(this.#module()?.get(key) ?? call(() => raw.parameter(key)));
+    return this.#turn(async () => (await this.#module()?.get(key)) ?? fromRaw(call(() => raw.parameter(key))));
   }
 
   /** Replaces a value, or fills it in a nominal state. `InputError` unless name, type and sizes are the parameter's. */
   async set(name: string, value: TensorLike): Promise<void> {
     const key = nameOf(name, "the parameter's name");
     const raw = this.#state();
-    const tensor = Tensor.from(value);
-    this.#module()?.set(key, tensor);
-    call(() => raw.setParameter(key, onnxType(tensor), dimsOf(tensor), rawBytes(tensor)));
+    const tensor = copyOf(value);
+    return this.#turn(async () => {
+      this.#module()?.set(key, tensor);
+      call(() => raw.setParameter(key, onnxType(tensor), dimsOf(tensor), rawBytes(tensor)));
+    });
   }
 }
 

@@ -1,22 +1,18 @@
 import load, * as raw from "./ontrain.js";
 import { DeviceError, InputError, LoadError, StateError, typed } from "./errors.js";
 
-/** Where the engine comes from, if not from the file beside this one. */
-export interface InitOptions {
-  /** The engine itself or its address: for a bundler that moves the file, a cache, or a service worker. */
-  wasm?: URL | string | Response | Uint8Array | ArrayBuffer | WebAssembly.Module;
-}
+/** The engine itself or its address: for a bundler that moves the file, a cache, or a service worker. */
+export type EngineSource = URL | string | Response | Uint8Array | ArrayBuffer | WebAssembly.Module;
 
 let loading: Promise<unknown> | undefined;
 let broken: Error | undefined;
 
 /**
- * Loads the engine, once. Every other call does so too; call it to say where from, or when.
- * Fails with a `LoadError` if the file cannot be fetched or is not WebAssembly that this platform runs;
- * the next call tries again.
+ * Loads the engine, once. Fails with a `LoadError`; the next call tries again.
+ * @internal
  */
-export async function init(options: InitOptions = {}): Promise<void> {
-  loading ??= start(options.wasm).catch((cause: unknown) => {
+export async function engine(source?: EngineSource): Promise<typeof raw> {
+  loading ??= start(source).catch((cause: unknown) => {
     loading = undefined;
     const why = cause instanceof Error ? cause.message : String(cause);
     const error = new LoadError(`the engine (ontrain_bg.wasm) could not be loaded: ${why}`);
@@ -24,10 +20,11 @@ export async function init(options: InitOptions = {}): Promise<void> {
     throw error;
   });
   await loading;
+  return raw;
 }
 
-async function start(wasm: InitOptions["wasm"]): Promise<void> {
-  const source = wasm ?? new URL("ontrain_bg.wasm", import.meta.url);
+async function start(given: EngineSource | undefined): Promise<void> {
+  const source = given ?? new URL("ontrain_bg.wasm", import.meta.url);
   if (!(source instanceof URL) || source.protocol !== "file:" || !isNode()) {
     await load({ module_or_path: source });
     return;
@@ -40,22 +37,15 @@ async function start(wasm: InitOptions["wasm"]): Promise<void> {
   await load({ module_or_path: await readFile(source) });
 }
 
-function isNode(): boolean {
+/** @internal */
+export function isNode(): boolean {
   return typeof process === "object" && typeof process.versions?.node === "string";
 }
 
 /**
- * The engine's raw classes. A call into them goes through `call`.
- * @internal
- */
-export async function engine(): Promise<typeof raw> {
-  await init();
-  return raw;
-}
-
-/**
- * Calls into the engine. Its errors become classes. A trap or panic is a bug in the engine: its memory can no
- * longer be trusted, so this call and every later one fail with a plain `Error`, or a `DeviceError` if memory ran out.
+ * Calls into the engine: its raw classes are for this alone. Its errors become classes. A trap or panic is a bug in the
+ * engine: its memory can no longer be trusted, so this call and every later one fail with a plain `Error`, or with a
+ * `DeviceError` if memory ran out or the GPU failed.
  * @internal
  */
 export function call<T>(work: () => T): T {
@@ -76,13 +66,50 @@ export function call<T>(work: () => T): T {
 }
 
 function stopped(thrown: Error, panicked: boolean): Error {
-  // Rust answers a failed allocation with `unreachable`, and a panic is told apart by its mark.
-  const error =
-    !panicked && thrown.message.includes("unreachable")
-      ? new DeviceError("the engine stopped, most likely because memory ran out; load ontrain anew to go on")
-      : new Error(`ontrain's engine stopped on an internal error (please report it): ${thrown.message}`);
+  const error = reason(thrown.message, panicked);
   error.cause = thrown;
   return error;
+}
+
+function reason(message: string, panicked: boolean): Error {
+  // Rust answers a failed allocation with `unreachable`, and a panic is told apart by its mark.
+  if (!panicked && message.includes("unreachable")) {
+    return new DeviceError("the engine stopped, most likely because memory ran out; load ontrain anew to go on");
+  }
+  // The library under the engine panics where a browser reports a fault of its own: a driver, its compiler.
+  if (panicked && message.includes("wgpu")) {
+    return new DeviceError(`the GPU failed in a way that stopped the engine; load ontrain anew to go on: ${message}`);
+  }
+  return new Error(`ontrain's engine stopped on an internal error (please report it): ${message}`);
+}
+
+/**
+ * Does work that may have to wait for the device: `start` begins it by a call into the engine.
+ * @internal
+ */
+export async function settle<T>(start: () => T | raw.RawTask): Promise<T> {
+  let answer = call(start);
+  while (answer instanceof raw.RawTask) {
+    const task: raw.RawTask = answer;
+    await call(() => task.woken());
+    answer = call(() => task.resume() as T | raw.RawTask);
+  }
+  return answer;
+}
+
+/**
+ * Calls that are made one after the other, in the order in which they were asked for. One that fails does not hold up the
+ * next.
+ * @internal
+ */
+export class Queue {
+  #last: Promise<unknown> = Promise.resolve();
+
+  add<T>(work: () => T | Promise<T>): Promise<T> {
+    const turn = this.#last.then(work);
+    this.#last = turn.catch(() => undefined);
+    return turn;
+  }
 }
 
 /**
@@ -108,10 +135,11 @@ export class Handle<R extends { free(): void }> {
     return this.#raw === undefined;
   }
 
-  release(): void {
+  /** Gives the object up: it is the caller's to free. Undefined if that has been done before. */
+  take(): R | undefined {
     const raw = this.#raw;
     this.#raw = undefined;
-    if (raw !== undefined) free(raw);
+    return raw;
   }
 }
 
@@ -119,12 +147,13 @@ export class Handle<R extends { free(): void }> {
  * Frees a raw object. After a trap it may be in use for ever, and its memory is lost anyhow.
  * @internal
  */
-export function free(raw: { free(): void }): void {
-  if (broken === undefined) raw.free();
+export function free(raw: { free(): void } | undefined): void {
+  if (broken === undefined) raw?.free();
 }
 
 /**
- * Gives a class `[Symbol.dispose]`, for `using`, where the platform has that symbol.
+ * Gives a class `[Symbol.dispose]` and `[Symbol.asyncDispose]`, for `using` and `await using`, where the platform has those
+ * symbols.
  * @internal
  */
 export function disposable(type: { prototype: { release(): Promise<void> } }): void {
@@ -132,7 +161,12 @@ export function disposable(type: { prototype: { release(): Promise<void> } }): v
   const dispose = function (this: { release(): Promise<void> }): void {
     void this.release();
   };
-  Object.defineProperty(type.prototype, Symbol.dispose, { value: dispose, configurable: true, writable: true });
+  const later = function (this: { release(): Promise<void> }): Promise<void> {
+    return this.release();
+  };
+  const property = (value: unknown) => ({ value, configurable: true, writable: true });
+  Object.defineProperty(type.prototype, Symbol.dispose, property(dispose));
+  if ("asyncDispose" in Symbol) Object.defineProperty(type.prototype, Symbol.asyncDispose, property(later));
 }
 
 /** Bytes as ontrain takes them. */

@@ -1,5 +1,5 @@
-import type { RawFeeds } from "./ontrain.js";
-import { call, describe } from "./engine.js";
+import { RawFeeds } from "./ontrain.js";
+import { call, describe, free } from "./engine.js";
 import { InputError } from "./errors.js";
 import { dimsOf, onnxType, rawBytes, Tensor, type TensorLike } from "./tensor.js";
 
@@ -14,6 +14,36 @@ export function setFeeds(target: RawFeeds, names: readonly string[], feeds: Feed
   inOrder(names, feeds).forEach((tensor, i) => {
     call(() => target.set(i, onnxType(tensor), dimsOf(tensor), rawBytes(tensor)));
   });
+}
+
+/**
+ * Places for inputs, used again and again. The caller's arrays are copied when a step is asked for, not when its turn has
+ * come: each step that is under way has a place of its own.
+ * @internal
+ */
+export class FeedPlaces {
+  readonly #idle: RawFeeds[] = [];
+
+  /** A place with these inputs. It comes back by `put`. */
+  take(names: readonly string[], feeds: Feeds): RawFeeds {
+    const place = this.#idle.pop() ?? call(() => new RawFeeds());
+    try {
+      setFeeds(place, names, feeds);
+      return place;
+    } catch (error) {
+      this.put(place);
+      throw error;
+    }
+  }
+
+  put(place: RawFeeds): void {
+    this.#idle.push(place);
+  }
+
+  /** Frees the places that have come back. */
+  free(): void {
+    this.#idle.splice(0).forEach(free);
+  }
 }
 
 function inOrder(names: readonly string[], feeds: Feeds): Tensor[] {

@@ -1,5 +1,6 @@
 /// <reference lib="esnext.disposable" preserve="true" />
-export { init, type Bytes, type InitOptions } from "./engine.js";
+export { device, type Device, type DeviceName, init, type InitOptions } from "./device.js";
+export { type Bytes, type EngineSource } from "./engine.js";
 export { Tensor, type TensorData, type TensorDataMap, type TensorLike, type TensorType, type TensorValues } from "./tensor.js";
 export {
   generateArtifacts,

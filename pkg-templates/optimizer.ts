@@ -1,6 +1,8 @@
-import type { RawLinearLRScheduler, RawOptimizer } from "./ontrain.js";
+import type { RawLinearLRScheduler, RawModule, RawOptimizer } from "./ontrain.js";
 import { CheckpointState, type Worker } from "./checkpoint.js";
-import { type Bytes, bytesOf, call, describe, disposable, engine, Handle, numberOf, optionsOf } from "./engine.js";
+import {
+  type Bytes, bytesOf, call, describe, disposable, engine, free, Handle, numberOf, optionsOf, settle,
+} from "./engine.js";
 import { InputError, StateError } from "./errors.js";
 import { Module } from "./module.js";
 
@@ -19,11 +21,16 @@ export class Optimizer {
 
   readonly #handle: Handle<RawOptimizer>;
   readonly #worker: Worker;
+  #steps!: number;
+  #rate!: number;
+  /** Rates that have been set and whose turn has not come. */
+  #setting = 0;
 
-  private constructor(raw: RawOptimizer, module: Module) {
+  private constructor(raw: RawOptimizer, module: Module, rawModule: RawModule) {
     this.#handle = new Handle("Optimizer", raw);
     this.module = module;
-    this.#worker = { save: (state) => call(() => raw.save(module.handle().raw, state)) };
+    this.#worker = { save: (state, parameters) => settle(() => raw.save(rawModule, state, parameters)) };
+    this.refresh(raw);
     module.state.bindOptimizer(this.#worker);
   }
 
@@ -44,54 +51,83 @@ export class Optimizer {
     }
     const bytes = bytesOf(optimizerModel, "optimizerModel");
     const rawModule = module.handle().raw;
-    module.state.checkFree("Optimizer");
     const rawState = state.handle().raw;
-    return new Optimizer(call(() => new RawOptimizer(bytes, rawModule, rawState)), module);
+    return module.queue.add(() => {
+      module.state.checkFree("Optimizer");
+      return new Optimizer(call(() => new RawOptimizer(bytes, rawModule, rawState)), module, rawModule);
+    });
   }
 
   /**
-   * Updates the parameters from their gradients. Does not reset the gradients: call the module's `lazyResetGrad`.
+   * Updates the parameters from their gradients, on the device: it is not waited for. Does not reset the gradients: call the
+   * module's `lazyResetGrad`.
    */
   async step(): Promise<void> {
     const raw = this.#handle.raw;
     const module = this.module.handle().raw;
-    call(() => raw.step(module));
+    return this.module.queue.add(async () => {
+      await settle(() => raw.step(module));
+      this.refresh(raw);
+    });
   }
 
   /** The learning rate of the next step. Default: 0.001, or what the state holds. */
   getLearningRate(): number {
-    const raw = this.#handle.raw;
-    return call(() => raw.learningRate);
+    void this.#handle.raw; // fails if it has been released
+    return this.#rate;
   }
 
   /** Sets the learning rate; `InputError` unless it is finite and not negative. */
   setLearningRate(rate: number): void {
     const raw = this.#handle.raw;
-    const number = numberOf(rate, "the learning rate");
-    call(() => raw.setLearningRate(number));
+    const number = Math.fround(numberOf(rate, "the learning rate"));
+    if (!(number >= 0 && number < Infinity)) {
+      throw new InputError(`the learning rate cannot be used; expected a finite number, 0 or more; found ${rate}`);
+    }
+    this.#rate = number;
+    this.#setting++;
+    const set = this.module.queue.add(() => {
+      this.#setting--;
+      call(() => raw.setLearningRate(number));
+      this.refresh(raw);
+    });
+    // Only of an engine that has stopped, which the next call says as well.
+    set.catch(() => undefined);
   }
 
   /** Steps taken, those of a restored state included. */
   get stepCount(): number {
-    const raw = this.#handle.raw;
-    return call(() => raw.steps);
+    void this.#handle.raw;
+    return this.#steps;
   }
 
-  /** Frees the memory; what the optimizer remembers goes back to the module's state. */
+  /** Frees the memory; what the optimizer remembers goes back to the module's state, as by the module's `release`. */
   async release(): Promise<void> {
-    if (this.#handle.released) return;
-    try {
-      if (!this.module.handle().released) this.module.state.unbind(this.#worker);
-    } finally {
-      this.#handle.release();
-    }
+    const raw = this.#handle.take();
+    await this.module.queue.add(async () => {
+      try {
+        await this.module.state.unbind(this.#worker);
+      } finally {
+        free(raw);
+      }
+    });
   }
 
   declare readonly [Symbol.dispose]: () => void;
+  declare readonly [Symbol.asyncDispose]: () => Promise<void>;
 
   /** @internal */
   handle(): Handle<RawOptimizer> {
     return this.#handle;
+  }
+
+  /**
+   * Takes over steps and rate as they are after a call, but for a rate that was set meanwhile.
+   * @internal
+   */
+  refresh(raw: RawOptimizer): void {
+    this.#steps = call(() => raw.steps());
+    if (this.#setting === 0) this.#rate = call(() => raw.learningRate());
   }
 }
 disposable(Optimizer);
@@ -122,22 +158,31 @@ export class LinearLRScheduler {
     const warmup = countOf(warmupStepCount, "warmupStepCount");
     const total = countOf(totalStepCount, "totalStepCount");
     const rate = numberOf(initialLr, "initialLr");
-    return new LinearLRScheduler(call(() => new RawLinearLRScheduler(raw, warmup, total, rate)), optimizer);
+    return optimizer.module.queue.add(() => {
+      const scheduler = call(() => new RawLinearLRScheduler(raw, warmup, total, rate));
+      optimizer.refresh(raw);
+      return new LinearLRScheduler(scheduler, optimizer);
+    });
   }
 
   /** Sets the learning rate for the optimizer steps taken so far. Call it after each optimizer step. */
   async step(): Promise<void> {
     const raw = this.#handle.raw;
     const optimizer = this.#optimizer.handle().raw;
-    call(() => raw.step(optimizer));
+    return this.#optimizer.module.queue.add(() => {
+      call(() => raw.step(optimizer));
+      this.#optimizer.refresh(optimizer);
+    });
   }
 
   /** Frees the memory. */
   async release(): Promise<void> {
-    this.#handle.release();
+    const raw = this.#handle.take();
+    await this.#optimizer.module.queue.add(() => free(raw));
   }
 
   declare readonly [Symbol.dispose]: () => void;
+  declare readonly [Symbol.asyncDispose]: () => Promise<void>;
 }
 disposable(LinearLRScheduler);
 

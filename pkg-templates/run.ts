@@ -1,4 +1,5 @@
-import { type Bytes, bytesOf, call, engine, filesOf, free, namesOf, optionsOf, seedOf } from "./engine.js";
+import { type DeviceName, rawDevice } from "./device.js";
+import { type Bytes, bytesOf, call, engine, filesOf, free, namesOf, optionsOf, seedOf, settle } from "./engine.js";
 import { InputError } from "./errors.js";
 import { type Feeds, setFeeds } from "./feeds.js";
 import { fromRaw, type Tensor } from "./tensor.js";
@@ -11,6 +12,8 @@ export interface RunOptions {
   externalData?: Readonly<Record<string, Bytes>>;
   /** Seeds the random numbers of a model that draws some. Default: 0. */
   seed?: number | bigint;
+  /** Where to compute. Default: the device of `init`. */
+  device?: DeviceName;
 }
 
 /**
@@ -21,14 +24,16 @@ export interface RunOptions {
  */
 export async function runModel(model: Bytes, feeds: Feeds, options: RunOptions = {}): Promise<Record<string, Tensor>> {
   const { RawFeeds, RawSession } = await engine();
-  const { outputs, externalData, seed = 0 } = optionsOf(options, ["outputs", "externalData", "seed"], "runModel");
+  const known = ["outputs", "externalData", "seed", "device"] as const;
+  const { outputs, externalData, seed = 0, device } = optionsOf(options, known, "runModel");
   const bytes = bytesOf(model, "the model");
   const chosen = outputs && namesOf(outputs, "outputs");
   const start = seedOf(seed);
+  const on = await rawDevice(device);
   const files = filesOf(externalData);
   const rawFeeds = new RawFeeds();
   try {
-    const session = call(() => new RawSession(bytes, files, start));
+    const session = call(() => new RawSession(bytes, files, on, start));
     try {
       const names = call(() => session.outputNames());
       const unknown = chosen?.find((name) => !names.includes(name));
@@ -36,7 +41,7 @@ export async function runModel(model: Bytes, feeds: Feeds, options: RunOptions =
         throw new InputError(`the model has no output "${unknown}"; expected ${names.map((name) => `"${name}"`).join(", ")}`);
       }
       setFeeds(rawFeeds, call(() => session.inputNames()), feeds);
-      const tensors = call(() => session.run(rawFeeds));
+      const tensors = await settle(() => session.run(rawFeeds));
       const results = names.map((name, i) => [name, fromRaw(tensors[i] ?? [])] as const);
       return Object.fromEntries(results.filter(([name]) => chosen?.includes(name) ?? true));
     } finally {

@@ -108,6 +108,15 @@ export class Tensor<T extends TensorType = TensorType> {
   }
 }
 
+/**
+ * A tensor with elements of its own.
+ * @internal
+ */
+export function copyOf(like: TensorLike): Tensor {
+  const { type, data, dims } = Tensor.from(like);
+  return new Tensor(type, data.slice(), dims);
+}
+
 /** @internal */
 export const onnxType = (tensor: Tensor): number => TYPES[tensor.type].onnx;
 

@@ -9,11 +9,13 @@ mod module;
 mod optimizer;
 mod parameters;
 mod scheduler;
+mod self_check;
 mod session;
 mod trainer;
 
 pub use module::{Module, NonFinite};
 pub use optimizer::Optimizer;
 pub use scheduler::LinearLRScheduler;
+pub use self_check::self_check;
 pub use session::Session;
 pub use trainer::{Evaluation, Position, TrainStep, Trainer, TrainerOptions, evaluate};

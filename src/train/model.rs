@@ -29,7 +29,7 @@ pub(super) enum Role<B: Backend> {
 pub(super) struct Model<B: Backend> {
     pub(super) graph: Graph,
     roles: Vec<Role<B>>,
-    /// Most recently used last.
+    /// Most recently run last.
     plans: Vec<Compiled<B>>,
     /// Outputs that are read after a run: the first ones.
     read: usize,
@@ -47,6 +47,8 @@ struct Compiled<B: Backend> {
     pinned: Vec<Option<Tensor>>,
     /// What was read after the last run.
     outputs: Vec<Tensor>,
+    /// Has it been run, the last time without an error?
+    ran: bool,
 }
 
 impl<B: Backend> Model<B> {
@@ -80,48 +82,60 @@ impl<B: Backend> Model<B> {
     pub(super) async fn start(&mut self, backend: &B, inputs: &[&Tensor], cx: &RunContext) -> Result<()> {
         self.prepare(backend, inputs).await?;
         let compiled = self.plans.last_mut().expect("prepared");
+        compiled.ran = false;
         for (buffer, tensor) in compiled.user.iter().zip(inputs) {
             backend.upload(buffer, tensor.bytes())?;
         }
-        backend.run(&mut compiled.program, cx).await
+        backend.run(&mut compiled.program, cx).await?;
+        compiled.ran = true;
+        Ok(())
     }
 
     /// Reads the outputs of the last run.
     pub(super) async fn fetch(&mut self, backend: &B) -> Result<()> {
-        let Some(compiled) = self.plans.last_mut() else { return Ok(()) };
+        let Some(compiled) = self.plans.last_mut().filter(|c| c.ran) else { return Ok(()) };
         let outputs = &compiled.plan.outputs[..compiled.outputs.len()];
         backend.read(&compiled.program, outputs, &mut compiled.outputs).await
     }
 
     /// The outputs that were read last.
     pub(super) fn outputs(&self) -> &[Tensor] {
-        self.plans.last().map_or(&[], |c| &c.outputs)
+        self.plans.last().filter(|c| c.ran).map_or(&[], |c| &c.outputs)
     }
 
-    /// The plan for inputs of these sizes, made if it is not there.
+    /// The plan for inputs of these sizes, made if it is not there. What has been run last stays so.
     pub(super) async fn plan(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<&Plan> {
-        self.prepare(backend, inputs).await?;
-        Ok(&self.plans.last().expect("prepared").plan)
+        let at = match self.find(inputs) {
+            Some(at) => at,
+            None => {
+                let compiled = self.compile(backend, inputs).await?;
+                let at = self.plans.len().saturating_sub(1);
+                self.plans.insert(at, compiled);
+                at
+            }
+        };
+        Ok(&self.plans[at].plan)
     }
 
     /// Brings the plan for these inputs to the end of `plans`.
     async fn prepare(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<()> {
-        let fits = |c: &Compiled<B>| c.fits(inputs);
-        if let Some(at) = self.plans.iter().rposition(fits) {
-            let last = self.plans.len() - 1;
-            self.plans[at..=last].rotate_left(1);
+        if let Some(at) = self.find(inputs) {
+            self.plans[at..].rotate_left(1);
             return Ok(());
         }
-        self.check(inputs)?;
         let compiled = self.compile(backend, inputs).await?;
-        if self.plans.len() == PLANS {
-            self.plans.remove(0);
-        }
         self.plans.push(compiled);
         Ok(())
     }
 
-    async fn compile(&self, backend: &B, inputs: &[&Tensor]) -> Result<Compiled<B>> {
+    /// The plan that was made for inputs like these.
+    fn find(&self, inputs: &[&Tensor]) -> Option<usize> {
+        self.plans.iter().rposition(|compiled| compiled.fits(inputs))
+    }
+
+    /// Makes a plan, for which there is room then.
+    async fn compile(&mut self, backend: &B, inputs: &[&Tensor]) -> Result<Compiled<B>> {
+        self.check(inputs)?;
         let mut user = inputs.iter();
         let wanted = self.roles.iter().map(|role| match role {
             Role::User => {
@@ -155,7 +169,10 @@ impl<B: Backend> Model<B> {
             });
         }
         let types = inputs.iter().map(|t| (t.dtype(), t.shape().to_vec())).collect();
-        Ok(Compiled { plan, program, user, types, pinned, outputs })
+        if self.plans.len() == PLANS {
+            self.plans.remove(0);
+        }
+        Ok(Compiled { plan, program, user, types, pinned, outputs, ran: false })
     }
 
     /// Fails unless the inputs are those that the graph declares.

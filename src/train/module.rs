@@ -154,7 +154,8 @@ impl<B: Backend> Module<B> {
     /// # Errors
     /// As [`Self::train_step`]; but on a GPU, a label out of range or a loss that is not finite is found later, and comes from
     /// the next call that waits for the device. From such a step on nothing is written to parameters, gradients and optimizer
-    /// state until it has been reported.
+    /// state until it has been reported; optimizer steps meanwhile are counted by [`Optimizer::steps`](super::Optimizer::steps)
+    /// though they do nothing.
     pub async fn start_train_step(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.parameters.check_filled()?;
         self.backend.upload(&self.reset, &[self.overwrite as u8])?;
@@ -169,11 +170,14 @@ impl<B: Backend> Module<B> {
     }
 
     /// Waits for the train step started last: gives its loss, and its outputs to [`Self::train_outputs`].
+    ///
+    /// # Errors
+    /// `State` if no step was started or the last one failed. Otherwise as [`Self::start_train_step`] says.
     pub async fn loss_async(&mut self) -> Result<f32> {
         let read = self.train.fetch(&self.backend).await;
         self.settle(read).await?;
         let loss = self.train.outputs().first();
-        scalar(loss.ok_or_else(|| err!(State, "there is no loss before the first train step"))?)
+        scalar(loss.ok_or_else(|| err!(State, "there is no loss: no train step was started, or the last one failed"))?)
     }
 
     /// After a step that failed: running statistics are as they were before it, and the next step overwrites its gradients.
@@ -271,6 +275,11 @@ impl<B: Backend> Module<B> {
         self.parameters.value(&self.backend, name).await
     }
 
+    /// Has every parameter a value? (Those of a nominal checkpoint have none at first.)
+    pub fn is_filled(&self) -> bool {
+        self.parameters.check_filled().is_ok()
+    }
+
     /// Replaces a parameter's value; `Input` error if dtype or shape differ.
     pub fn set_parameter(&mut self, name: &str, value: &Tensor) -> Result<()> {
         self.parameters.set(&self.backend, name, value)
@@ -306,14 +315,20 @@ impl<B: Backend> Module<B> {
         self.parameters.load(&self.backend, values, trainable_only)
     }
 
-    /// Writes the parameters' current values into a checkpoint state.
+    /// Writes the parameters' current values into a checkpoint state. After an error the state is as it was.
     pub fn save_parameters(&self, state: &mut CheckpointState) -> Result<()> {
         now(self.save_parameters_async(state))
     }
 
     /// As [`Self::save_parameters`], on devices that answer later.
     pub async fn save_parameters_async(&self, state: &mut CheckpointState) -> Result<()> {
-        self.parameters.save(&self.backend, state).await
+        let values = self.values_async().await?;
+        values.into_iter().try_for_each(|(name, value)| state.set_parameter(&name, value))
+    }
+
+    /// Names and current values of the parameters; those of a nominal checkpoint that are not filled are left out.
+    pub async fn values_async(&self) -> Result<Vec<(String, Tensor)>> {
+        self.parameters.values(&self.backend).await
     }
 
     /// An inference model: the eval model cut at `outputs` (any of its values), the trained values as

@@ -148,6 +148,12 @@ impl<B: Backend> Optimizer<B> {
 
     /// As [`Self::save`], on devices that answer later.
     pub async fn save_async(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
+        state.optimizer = Some(self.memory_async(backend).await?);
+        Ok(())
+    }
+
+    /// What the optimizer remembers.
+    pub async fn memory_async(&self, backend: &B) -> Result<OptimizerState> {
         let mut states = Vec::new();
         for p in &self.parameters {
             let mut momentums = Vec::new();
@@ -158,13 +164,12 @@ impl<B: Backend> Optimizer<B> {
             }
             states.push(ParameterState { param_name: p.name.clone(), momentums });
         }
-        state.optimizer = Some(OptimizerState {
+        Ok(OptimizerState {
             group_name: OptimizerState::GROUP.into(),
             step: self.steps,
             initial_learning_rate: self.initial_rate,
             states,
-        });
-        Ok(())
+        })
     }
 
     fn restore(&mut self, backend: &B, memory: &OptimizerState) -> Result<()> {

@@ -179,11 +179,12 @@ impl<B: Backend> Parameters<B> {
         Ok(())
     }
 
-    pub(super) async fn save(&self, backend: &B, state: &mut CheckpointState) -> Result<()> {
+    /// Names and values of those that are filled.
+    pub(super) async fn values(&self, backend: &B) -> Result<Vec<(String, Tensor)>> {
+        let mut values = Vec::new();
         for p in self.list.iter().filter(|p| p.filled) {
-            let value = self.value(backend, &p.name).await?;
-            state.set_parameter(&p.name, value)?;
+            values.push((p.name.clone(), self.value(backend, &p.name).await?));
         }
-        Ok(())
+        Ok(values)
     }
 }

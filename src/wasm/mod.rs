@@ -4,25 +4,38 @@
 //!
 //! Conventions: bytes come as `Uint8Array` and are copied once, into place; tensors leave as
 //! `[ONNX dtype number, Uint32Array of sizes, Uint8Array of little-endian elements]`; an error is a JavaScript
-//! `Error` with the properties `kind` and `at`.
+//! `Error` with the properties `kind` and `at`; what may have to wait for the device gives its result or a [`RawTask`].
+#![allow(clippy::await_holding_refcell_ref, reason = "calls on one object come one after the other; see task::lent")]
 
 mod artifacts;
 mod checkpoint;
+mod device;
 mod module;
 mod optimizer;
 mod session;
+mod task;
 mod value;
 
 pub use artifacts::{RawArtifacts, RawGenerator};
 pub use checkpoint::RawCheckpointState;
+pub use device::{RawDevice, open_device};
 pub use module::RawModule;
 pub use optimizer::{RawLinearLRScheduler, RawOptimizer};
 pub use session::RawSession;
+pub use task::RawTask;
 pub use value::{RawFeeds, RawFiles};
 
 use crate::error::Error;
 use js_sys::Reflect;
 use wasm_bindgen::prelude::*;
+
+#[wasm_bindgen(typescript_custom_section)]
+const TYPES: &str = "
+/** ONNX dtype number, sizes, little-endian elements. */
+export type TensorAnswer = [number, Uint32Array, Uint8Array];
+/** The loss, then all outputs. */
+export type StepAnswer = [number, ...TensorAnswer[]];
+";
 
 /// `Result` as wasm-bindgen throws it.
 type JsResult<T> = Result<T, JsValue>;

@@ -1,11 +1,14 @@
 //! Tensors and files on their way between JavaScript and the engine.
 
+use super::task::lent;
 use super::{JsResult, js};
 use crate::error::{Result, bail, err};
 use crate::onnx;
 use crate::tensor::{DType, Tensor};
 use js_sys::{Array, Uint8Array, Uint32Array};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use wasm_bindgen::prelude::*;
 
 /// The inputs of a step, kept from step to step: an input of the same dtype and sizes as last time is copied
@@ -13,7 +16,7 @@ use wasm_bindgen::prelude::*;
 #[wasm_bindgen]
 #[derive(Default)]
 pub struct RawFeeds {
-    tensors: Vec<Tensor>,
+    pub(super) tensors: Rc<RefCell<Vec<Tensor>>>,
 }
 
 #[wasm_bindgen]
@@ -25,32 +28,26 @@ impl RawFeeds {
     }
 
     /// Sets input `index`, which is one that is there or the next one.
-    pub fn set(&mut self, index: usize, dtype: i32, dims: &[u32], bytes: &Uint8Array) -> JsResult<()> {
+    pub fn set(&self, index: usize, dtype: i32, dims: &[u32], bytes: &Uint8Array) -> JsResult<()> {
         self.put(index, dtype, dims, bytes).map_err(js)
     }
 
-    fn put(&mut self, index: usize, dtype: i32, dims: &[u32], bytes: &Uint8Array) -> Result<()> {
+    fn put(&self, index: usize, dtype: i32, dims: &[u32], bytes: &Uint8Array) -> Result<()> {
         let dtype = DType::from_onnx(dtype)?;
+        let mut tensors = lent(&self.tensors)?;
         let same =
             |t: &&mut Tensor| t.dtype() == dtype && t.shape().iter().copied().eq(dims.iter().map(|&d| d as usize));
-        if let Some(tensor) = self.tensors.get_mut(index).filter(same) {
+        if let Some(tensor) = tensors.get_mut(index).filter(same) {
             return fill(tensor, bytes);
         }
         let tensor = from_js(dtype, dims, bytes)?;
-        let count = self.tensors.len();
-        match self.tensors.get_mut(index) {
+        let count = tensors.len();
+        match tensors.get_mut(index) {
             Some(place) => *place = tensor,
-            None if index == count => self.tensors.push(tensor),
+            None if index == count => tensors.push(tensor),
             None => bail!(Input, "input {count} is missing before input {index}"),
         }
         Ok(())
-    }
-}
-
-impl RawFeeds {
-    /// The inputs, in order.
-    pub(super) fn tensors(&self) -> Vec<&Tensor> {
-        self.tensors.iter().collect()
     }
 }
 
