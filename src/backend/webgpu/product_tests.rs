@@ -137,7 +137,7 @@ fn every_variant_is_chosen() {
             assert!((size / 4 * tile.depth).is_multiple_of(tile.invocations()), "{tile:?}");
             assert!(tile.invocations().is_multiple_of(tile.depth), "{tile:?}");
         }
-        let found = (3..22).map(|p| choose(&shape(1 << (p / 2), 1 << p.div_ceil(2), 256), true, false));
+        let found = (3..22usize).map(|p| choose(&shape(1 << (p / 2), 1 << p.div_ceil(2), 256), true, false));
         assert!(found.into_iter().any(|c| c.variant == Variant::Tile(tile)), "{tile:?}");
     }
     assert_eq!(choose(&shape(100, 3, 100), true, false).variant, Variant::Plain);
