@@ -1,8 +1,8 @@
-//! The table of backend_table.rs for products and windows: Gemm, Conv, Pool.
+//! The table of backend_table.rs for products: Gemm, Conv.
 
 use crate::backend_table::Case;
-use ontrain::kernel::{Conv, Direction, Gemm, Kernel, Pool, PoolKind};
-use ontrain::tensor::{DType, Tensor};
+use ontrain::kernel::{Conv, Direction, Gemm, Kernel};
+use ontrain::tensor::DType;
 
 #[test]
 fn gemm() {
@@ -304,71 +304,6 @@ fn conv() {
                         pads_begin: c.pads.iter().map(|p| p.0).collect(),
                     };
                     case.write(out).check(Kernel::Conv(kernel), 3e-5);
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn pool() {
-    let kinds = [PoolKind::Max, PoolKind::Average { include_pad: false }, PoolKind::Average { include_pad: true }];
-    // image, window, strides, dilations, begin, end
-    type Row =
-        (&'static [usize], &'static [usize], &'static [usize], &'static [usize], &'static [usize], &'static [usize]);
-    let table: [Row; 8] = [
-        (&[9], &[2], &[2], &[1], &[0], &[0]),
-        (&[8, 8], &[2, 2], &[2, 2], &[1, 1], &[0, 0], &[0, 0]),
-        (&[9, 10], &[3, 3], &[2, 2], &[1, 1], &[1, 1], &[1, 1]),
-        (&[7, 19], &[3, 2], &[1, 1], &[2, 1], &[2, 0], &[2, 1]),
-        (&[5, 4], &[5, 4], &[1, 1], &[1, 1], &[0, 0], &[0, 0]),
-        (&[6, 6], &[2, 2], &[3, 1], &[1, 2], &[0, 1], &[1, 1]),
-        (&[5, 6, 7], &[2, 3, 2], &[2, 1, 2], &[1, 1, 1], &[0, 1, 1], &[1, 1, 0]),
-        (&[3, 3], &[2, 2], &[2, 2], &[1, 1], &[1, 1], &[1, 1]),
-    ];
-    for (i, (image, window, strides, dilations, begin, end)) in table.into_iter().enumerate() {
-        for kind in kinds {
-            for (batch, channels) in [(2, 3), (1, 17), (0, 2)] {
-                for dtype in [DType::F32, DType::F64] {
-                    let axis =
-                        |a: usize| (image[a] + begin[a] + end[a] - (window[a] - 1) * dilations[a] - 1) / strides[a] + 1;
-                    let out: Vec<usize> = (0..image.len()).map(axis).collect();
-                    let shape = |spatial: &[usize]| [&[batch, channels], spatial].concat();
-                    let kernel = |gradient: bool| {
-                        Kernel::Pool(Pool {
-                            kind,
-                            gradient,
-                            window: window.to_vec(),
-                            strides: strides.to_vec(),
-                            dilations: dilations.to_vec(),
-                            pads_begin: begin.to_vec(),
-                            pads_end: end.to_vec(),
-                        })
-                    };
-                    let what = format!("pool {i} {kind:?} batch {batch} {dtype}");
-                    let mut case = Case::new(what.clone());
-                    let x = case.numbers(dtype, &shape(image));
-                    let y = case.numbers(dtype, &shape(&out));
-                    let positions = case.numbers(DType::I64, &shape(&out));
-                    let is_max = kind == PoolKind::Max;
-                    let case = case.read(x).write(y);
-                    // Positions are wanted only where there is a gradient.
-                    let case = if is_max && i % 2 == 0 { case.write(positions) } else { case };
-                    case.check(kernel(false), 1e-5);
-
-                    let mut case = Case::new(format!("{what} gradient"));
-                    let dy = case.numbers(dtype, &shape(&out));
-                    let dx = case.numbers(dtype, &shape(image));
-                    let outputs: usize = out.iter().product();
-                    let count = batch * channels * outputs;
-                    // Any positions in the same plane will do; one is in the padding.
-                    let plane: usize = image.iter().product();
-                    let mut position = |p: usize| p / outputs * plane + case.random.below(plane);
-                    let at: Vec<i64> = (0..count).map(|p| if p == 1 { -1 } else { position(p) as i64 }).collect();
-                    let positions = case.buffer(&Tensor::new(&shape(&out), &at).unwrap());
-                    let case = case.read(dy);
-                    let case = if is_max { case.read(positions) } else { case };
-                    case.write(dx).check(kernel(true), 1e-5);
                 }
             }
         }

@@ -109,6 +109,8 @@ pub(super) fn values(check: &Check, view: &View, from: &Arc<str>, cx: &mut Lower
     s.line("}");
     if size > 1 {
         s.declare("var<workgroup> found: atomic<u32>;");
+        s.line("if (lane == 0u) { atomicStore(&found, 0u); }");
+        s.line("workgroupBarrier();");
         s.line("if (worst != 0u) { atomicMax(&found, worst); }");
         s.line("workgroupBarrier();");
         s.line("if (lane != 0u) { return; }");
