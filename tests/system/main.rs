@@ -2,6 +2,8 @@
 
 mod allocations;
 mod artifacts_contract;
+mod backend_indices;
+mod backend_pools;
 mod backend_products;
 mod backend_table;
 mod bad_input;
