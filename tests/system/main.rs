@@ -2,6 +2,7 @@
 
 mod allocations;
 mod artifacts_contract;
+mod backend_edges;
 mod backend_indices;
 mod backend_pools;
 mod backend_products;

@@ -11,7 +11,7 @@ use ontrain::onnx::{NoExternalData, read, read_file};
 use ontrain::tensor::{DType, Dim, Tensor};
 use ontrain::train::{Module, Optimizer};
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// The devices of this machine, by name: the CPU, the GPU as it is, and the GPU without `f16` storage and with the other kernels
 /// of those for software and those for hardware. A machine without GPU has only the first, unless ONTRAIN_NEED_WEBGPU is set.
@@ -37,6 +37,13 @@ pub(crate) fn devices() -> &'static [(Any, &'static str)] {
         }
         devices
     })
+}
+
+/// To be held by a test that runs kernels on a GPU by themselves: a check that fails in one test would keep the kernels of
+/// another from writing.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A file of tests/fixtures.

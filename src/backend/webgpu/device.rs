@@ -316,8 +316,9 @@ impl Shared {
 
     /// Submits what has been gathered.
     pub(super) fn submit(&self) {
-        let encoder = lock(&self.pending).take();
-        if let Some(encoder) = encoder {
+        // Held to the end: what another thread gathers next is submitted after this.
+        let mut pending = lock(&self.pending);
+        if let Some(encoder) = pending.take() {
             self.queue.submit([encoder.finish()]);
             self.batch.fetch_add(1, Ordering::Relaxed);
             count(&self.made.submissions, 1);

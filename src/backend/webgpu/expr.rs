@@ -5,6 +5,7 @@
 
 use super::shader::{Library, Shader};
 use crate::error::{Error, Result, bail, err};
+use crate::kernel::reference::{int_limits, round, truncate, wrap};
 use crate::kernel::{Binary, Expr, ExprId, Kernel, Program, ReduceOp, Scalar, Step, Unary};
 use crate::tensor::DType;
 
@@ -169,31 +170,20 @@ fn pair(bits: u64) -> String {
 
 /// A constant. Numbers that models have in common are part of the text, others parameters, so that they share it.
 fn constant(scalar: Scalar, dtype: DType, s: &mut Shader<'_>) -> String {
-    let float = scalar.as_f64();
-    // As the reference kernels have it: wrapped, or truncated and saturated.
-    let int = match (scalar, dtype) {
-        (Scalar::Float(x), DType::U64) => x as u64 as i64,
-        (Scalar::Float(x), DType::I64) => x as i64,
-        (Scalar::Float(x), _) => (x as i64).clamp(lowest(dtype), highest(dtype)),
-        (Scalar::Int(x), _) => x,
-    };
-    let int = match dtype {
-        DType::I8 => int as i8 as i64,
-        DType::I16 => int as i16 as i64,
-        DType::U8 => int as u8 as i64,
-        DType::U16 => int as u16 as i64,
-        _ => int,
+    let int = match scalar {
+        Scalar::Float(x) => truncate(x, dtype),
+        Scalar::Int(x) => wrap(x, dtype),
     };
     match class(dtype) {
-        Class::Float => number(round_to(float, dtype), s),
+        Class::Float => number(round(scalar.as_f64(), dtype) as f32, s),
         Class::Int if (-2..=2).contains(&int) => format!("i32({int})"),
         Class::Int => format!("bitcast<i32>({})", s.param(int as u32 as usize)),
         Class::Word if (0..=2).contains(&int) => format!("{int}u"),
         Class::Word => s.param(int as u32 as usize),
         Class::Long | Class::LongWord if (-2..=2).contains(&int) => pair(int as u64),
         Class::Long | Class::LongWord => words(int as u64, s),
-        Class::Bool => (float != 0.0).to_string(),
-        Class::Double => words(float.to_bits(), s),
+        Class::Bool => (int != 0).to_string(),
+        Class::Double => words(scalar.as_f64().to_bits(), s),
     }
 }
 
@@ -211,44 +201,6 @@ fn number(x: f32, s: &mut Shader<'_>) -> String {
     }
 }
 
-/// Rounded once to the nearest value of a float dtype.
-fn round_to(x: f64, dtype: DType) -> f32 {
-    // `half` looks at the upper 32 bits of an f64 only: the last of them stands for all lower ones.
-    let bits = x.to_bits();
-    let sticky = || f64::from_bits((bits >> 32 | (bits as u32 != 0) as u64) << 32);
-    match dtype {
-        DType::F16 => half::f16::from_f64(sticky()).to_f32(),
-        DType::BF16 => half::bf16::from_f64(sticky()).to_f32(),
-        _ => x as f32,
-    }
-}
-
-/// The lowest value of an integer dtype, `u64` by its bits.
-fn lowest(dtype: DType) -> i64 {
-    match dtype {
-        DType::I8 => i8::MIN.into(),
-        DType::I16 => i16::MIN.into(),
-        DType::I32 => i32::MIN.into(),
-        DType::I64 => i64::MIN,
-        _ => 0,
-    }
-}
-
-/// The highest value of an integer dtype or of bool, `u64` by its bits.
-fn highest(dtype: DType) -> i64 {
-    match dtype {
-        DType::I8 => i8::MAX.into(),
-        DType::I16 => i16::MAX.into(),
-        DType::I32 => i32::MAX.into(),
-        DType::U8 => u8::MAX.into(),
-        DType::U16 => u16::MAX.into(),
-        DType::U32 => u32::MAX.into(),
-        DType::Bool => 1,
-        DType::U64 => -1,
-        _ => i64::MAX,
-    }
-}
-
 /// What a reduction over nothing gives.
 pub(super) fn identity(op: ReduceOp, dtype: DType, s: &mut Shader<'_>) -> String {
     let scalar = match (op, dtype.is_float()) {
@@ -256,8 +208,8 @@ pub(super) fn identity(op: ReduceOp, dtype: DType, s: &mut Shader<'_>) -> String
         (ReduceOp::Max, true) => Scalar::Float(f64::NEG_INFINITY),
         (ReduceOp::Min, true) => Scalar::Float(f64::INFINITY),
         (ReduceOp::Sum, false) => Scalar::Int(0),
-        (ReduceOp::Max, false) => Scalar::Int(lowest(dtype)),
-        (ReduceOp::Min, false) => Scalar::Int(highest(dtype)),
+        (ReduceOp::Max, false) => Scalar::Int(int_limits(dtype).0),
+        (ReduceOp::Min, false) => Scalar::Int(int_limits(dtype).1),
     };
     constant(scalar, dtype, s)
 }
@@ -386,7 +338,8 @@ fn cast(x: &str, from: DType, to: DType, s: &mut Shader<'_>) -> Result<String> {
         (Float, Word) => clamped(call(Library::Math, "float_to_word", &[x], s), to),
         (Float, Long) => wide("wide_of_float", s),
         (Float, LongWord) => wide("wide_of_float_u", s),
-        (Float, Bool) => format!("{x} != 0.0"),
+        // By its bits: NaN is not 0, which some devices do not see.
+        (Float, Bool) => format!("(bitcast<u32>({x}) & 0x7fffffffu) != 0u"),
         (Int | Word | Long | LongWord, Float) => to_float(x, from, to, s),
         (Int, Int) | (Word, Word) => wrapped(x.to_owned(), to),
         (Int, Word) => wrapped(format!("bitcast<u32>({x})"), to),
@@ -408,9 +361,10 @@ fn cast(x: &str, from: DType, to: DType, s: &mut Shader<'_>) -> Result<String> {
 
 /// An i32 or u32, saturated to the range of a narrower dtype.
 fn clamped(x: String, dtype: DType) -> String {
+    let (low, high) = int_limits(dtype);
     match dtype {
-        DType::I8 | DType::I16 => format!("clamp({x}, {}, {})", lowest(dtype), highest(dtype)),
-        DType::U8 | DType::U16 => format!("min({x}, {}u)", highest(dtype)),
+        DType::I8 | DType::I16 => format!("clamp({x}, {low}, {high})"),
+        DType::U8 | DType::U16 => format!("min({x}, {high}u)"),
         _ => x,
     }
 }

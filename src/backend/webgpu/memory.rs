@@ -183,8 +183,14 @@ impl Shared {
                 waker.wake();
             }
         });
-        // Natively this waits; a browser calls back later.
-        let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
+        // Natively this waits (for another thread, too, that may be about to call back); a browser calls back later.
+        let polled = loop {
+            let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
+            if cfg!(target_arch = "wasm32") || polled.is_err() || lock(&answer).0.is_some() {
+                break polled;
+            }
+            std::thread::yield_now();
+        };
         let result = std::future::poll_fn(|cx| {
             let mut answer = lock(&answer);
             if let Some(result) = answer.0.take() {

@@ -6,7 +6,8 @@ use super::lower::Lower;
 use super::rows::{Form, Rows};
 use super::shader::{Dispatch, Shader, value_type};
 use super::walks::ordered;
-use crate::error::{Result, err};
+use crate::error::Result;
+use crate::kernel::reference::whole;
 use crate::kernel::{Binary, BufferId, Expr, Program, Reduce, ReduceOp, Scalar, Step, View};
 use crate::tensor::{DType, contiguous_strides};
 
@@ -56,8 +57,7 @@ fn scaled(mut program: Program, scale: f64) -> Result<Program> {
     let dtype = program.dtype(output);
     let factor = match dtype.is_float() {
         true => Scalar::Float(scale),
-        false if (scale as i64) as f64 == scale => Scalar::Int(scale as i64),
-        false => return Err(err!(Unsupported, "scaling integers").expected("a whole factor").found(scale)),
+        false => Scalar::Int(whole(scale)?),
     };
     if scale != 1.0 {
         // 16-bit floats are rounded when all is done; the factor is not.

@@ -26,6 +26,7 @@ use super::{BufferId, Buffers, Kernel, RunContext, Step, View};
 use crate::error::{Error, Result, bail, err};
 use crate::tensor::{AlignedBytes, DType, Tensor};
 use values::Values;
+pub(crate) use values::{int_limits, round, truncate, whole, wrap};
 
 /// Runs one step on `buffers`.
 ///

@@ -48,9 +48,8 @@ fn f32s(shape: &[usize], values: &[f32]) -> Tensor {
 /// Deterministic numbers in -1..1.
 fn noise(dtype: DType, shape: &[usize], stream: u32) -> Tensor {
     let len: usize = shape.iter().product();
-    let values: Vec<f64> = (0..len)
-        .map(|i| philox::uniform(&RunContext::new(1, 0), stream, i as u64) as f64 * 2.0 - 1.0)
-        .collect();
+    let values: Vec<f64> =
+        (0..len).map(|i| philox::uniform(&RunContext::new(1, 0), stream, i as u64) as f64 * 2.0 - 1.0).collect();
     Tensor::from_f64s(dtype, shape, &values).unwrap()
 }
 

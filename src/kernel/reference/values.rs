@@ -86,7 +86,7 @@ impl Number for i64 {
 }
 
 /// `x` rounded to the nearest value of a float dtype, ties to even.
-pub(super) fn round(x: f64, dtype: DType) -> f64 {
+pub(crate) fn round(x: f64, dtype: DType) -> f64 {
     // `half` looks at the upper 32 bits of an f64 only. Folding the lower ones into one sticky bit
     // keeps what decides a tie.
     let sticky = || {
@@ -102,7 +102,7 @@ pub(super) fn round(x: f64, dtype: DType) -> f64 {
 }
 
 /// `x` modulo the width of an integer dtype; for bool, whether it is not 0.
-pub(super) fn wrap(x: i64, dtype: DType) -> i64 {
+pub(crate) fn wrap(x: i64, dtype: DType) -> i64 {
     match dtype {
         DType::Bool => (x != 0) as i64,
         DType::U8 => x as u8 as i64,
@@ -116,7 +116,7 @@ pub(super) fn wrap(x: i64, dtype: DType) -> i64 {
 }
 
 /// `x` truncated towards zero and saturated, NaN to 0; for bool, whether it is not 0.
-pub(super) fn truncate(x: f64, dtype: DType) -> i64 {
+pub(crate) fn truncate(x: f64, dtype: DType) -> i64 {
     match dtype {
         DType::Bool => (x != 0.0) as i64,
         DType::U8 => x as u8 as i64,
@@ -141,7 +141,7 @@ pub(super) fn int_to_float(x: i64, from: DType, to: DType) -> f64 {
 }
 
 /// The lowest and the highest value of an integer dtype, or of bool.
-pub(super) fn int_limits(dtype: DType) -> (i64, i64) {
+pub(crate) fn int_limits(dtype: DType) -> (i64, i64) {
     match dtype {
         DType::Bool => (0, 1),
         DType::U64 => (0, u64::MAX as i64),
@@ -155,7 +155,7 @@ pub(super) fn int_limits(dtype: DType) -> (i64, i64) {
 }
 
 /// A factor of an integer kernel, which must be whole.
-pub(super) fn whole(factor: f64) -> Result<i64> {
+pub(crate) fn whole(factor: f64) -> Result<i64> {
     let int = factor as i64;
     if int as f64 == factor {
         return Ok(int);

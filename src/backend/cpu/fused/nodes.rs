@@ -1,9 +1,9 @@
 //! From a program to instructions: classes of values, how often each must be computed, and
 //! composites for patterns that are common.
 
+use crate::kernel::reference::round;
 use crate::kernel::{Binary, Expr, ExprId, Program, ReduceOp, Scalar, Unary};
 use crate::tensor::DType;
-use half::{bf16, f16};
 
 /// How a value is held in a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +224,7 @@ impl Graph {
     fn constant(&mut self, value: Scalar, dtype: DType) -> Option<u32> {
         let class = Class::of(dtype)?;
         let bits = match class {
-            Class::F => round_to(value.as_f64(), dtype).to_bits() as u64,
+            Class::F => (round(value.as_f64(), dtype) as f32).to_bits() as u64,
             Class::I => {
                 let i = match value {
                     Scalar::Int(i) => i,
@@ -383,15 +383,6 @@ impl Graph {
         let node = self.push(Op::Reduce(op), class, &[a]);
         (self.nodes[node as usize].level, self.nodes[node as usize].depth) = (1, depth.checked_add(1)?);
         Some(if class == Class::I && op == ReduceOp::Sum { self.wrapped(node, dtype) } else { node })
-    }
-}
-
-/// `value` as an f32 that `dtype` (a float of at most 32 bits) can hold.
-fn round_to(value: f64, dtype: DType) -> f32 {
-    match dtype {
-        DType::F16 => f16::from_f64(value).to_f32(),
-        DType::BF16 => bf16::from_f64(value).to_f32(),
-        _ => value as f32,
     }
 }
 
