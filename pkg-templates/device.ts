@@ -8,7 +8,7 @@ export type DeviceName = "wasm" | "webgpu";
 /** A device that has been opened. */
 export interface Device {
   readonly name: DeviceName;
-  /** The GPU, as the platform describes it. */
+  /** The GPU, in the platform's words: its vendor and kind. */
   readonly adapter?: string;
   /** Why `auto` has not chosen the GPU. */
   readonly fallback?: string;
@@ -90,10 +90,13 @@ async function opened(name: DeviceName): Promise<Opened> {
 
 async function open(name: DeviceName): Promise<Opened> {
   const { openDevice } = await engine();
-  if (name === "webgpu") checkWebGpu();
+  if (name === "wasm") return { device: Object.freeze({ name }), raw: await settle(() => openDevice(name)) };
+  const gpu = webGpu();
   const raw = await settle(() => asInBrowser(() => openDevice(name)));
-  const adapter = call(() => raw.adapter);
-  return { device: Object.freeze({ name, ...(adapter !== undefined && { adapter }) }), raw };
+  // Asked as the engine asks, which is not told these words.
+  const info = (await gpu.requestAdapter({ powerPreference: "high-performance" }))?.info;
+  const words = [info?.vendor, info?.architecture, info?.description].filter((word) => word);
+  return { device: Object.freeze({ name, adapter: words.join(" ") || "unknown" }), raw };
 }
 
 async function bestDevice(): Promise<Device> {
@@ -109,9 +112,14 @@ async function bestDevice(): Promise<Device> {
   }
 }
 
-function checkWebGpu(): void {
-  const { navigator, isSecureContext } = globalThis as { navigator?: { gpu?: unknown }; isSecureContext?: boolean };
-  if (navigator?.gpu !== undefined) return;
+/** As much of WebGPU as is used here. */
+interface Gpu {
+  requestAdapter(options: { powerPreference: string }): Promise<{ info?: Partial<Record<string, string>> } | null>;
+}
+
+function webGpu(): Gpu {
+  const { navigator, isSecureContext } = globalThis as { navigator?: { gpu?: Gpu }; isSecureContext?: boolean };
+  if (navigator?.gpu !== undefined) return navigator.gpu;
   let hint = "";
   if (isNode()) hint = "; in Node the npm package webgpu provides it";
   else if (isSecureContext === false) hint = "; browsers offer it to pages from https or localhost only";

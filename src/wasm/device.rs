@@ -30,16 +30,6 @@ impl RawDevice {
         if name == "cpu" { "wasm".into() } else { name.into() }
     }
 
-    /// A GPU's name, kind and driver interface.
-    #[wasm_bindgen(getter)]
-    pub fn adapter(&self) -> Option<String> {
-        match &self.device {
-            Any::Cpu(_) => None,
-            #[cfg(feature = "webgpu")]
-            Any::WebGpu(gpu) => Some(gpu.adapter().into()),
-        }
-    }
-
     /// What a GPU has been asked to make and do so far, by name; undefined on the processor.
     #[wasm_bindgen(getter)]
     pub fn counters(&self) -> JsValue {

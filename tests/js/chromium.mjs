@@ -1,5 +1,6 @@
-// Runs the scenario in a page of headless Chromium, on the installed package as a server sends it, and compares every
-// loss with Node's, bit by bit. Exits with 1 when something differs or a check fails.
+// Runs in a page of headless Chromium, on the installed package as a server sends it: the scenario on wasm, whose losses are
+// compared with Node's bit by bit, and on webgpu; then what holds on each device and between them. Exits with 1 when something
+// differs or a check fails.
 
 import assert from "node:assert/strict";
 
@@ -10,13 +11,20 @@ import { scenario } from "./scenario.mjs";
 
 const PAGE = `
   import * as ontrain from "ontrain";
+  import * as devices from "/js/devices.mjs";
   import { scenario } from "/js/scenario.mjs";
   const read = async (path) => {
     const response = await fetch("/fixtures/" + path);
     if (!response.ok) throw new Error(path + ": " + response.status);
     return new Uint8Array(await response.arrayBuffer());
   };
-  window.run = () => scenario(ontrain, read);
+  window.scenario = async (device) => {
+    await ontrain.init({ device });
+    return scenario(ontrain, read);
+  };
+  window.onEach = (name, device) => devices.ON_EACH[name](read, device);
+  window.check = (name, ...given) => devices[name](read, ...given);
+  window.names = Object.keys(devices.ON_EACH);
   window.refuse = async () => {
     try {
       await ontrain.CheckpointState.load(new Uint8Array(10));
@@ -27,19 +35,47 @@ const PAGE = `
   };
 `;
 
-let failed = false;
 const { page, version, close } = await open(PAGE, { "/fixtures/": read });
-try {
-  const inNode = await scenario(ontrain, read);
-  const inPage = await page.evaluate(() => window.run());
-  assert.deepEqual(inPage, inNode);
-  console.log(`Chromium ${version}: ${Object.keys(inPage).length} runs, each loss as in Node`);
-  assert.deepEqual(await page.evaluate(() => window.refuse()), ["LoadError", "Load", true]);
-} catch (error) {
-  failed = true;
-  console.error(error);
-} finally {
-  await close();
+console.log(`Chromium ${version}`);
+let [passed, failed] = [0, 0];
+async function test(name, work) {
+  const start = performance.now();
+  try {
+    const found = await work();
+    passed++;
+    const seconds = ((performance.now() - start) / 1000).toFixed(1);
+    console.log(`ok ${name} (${seconds} s)${found === undefined || found === null ? "" : `: ${JSON.stringify(found)}`}`);
+  } catch (error) {
+    failed++;
+    console.log(`not ok ${name}: ${error.stack ?? error}`);
+  }
 }
-console.log(failed ? "0 passed, 1 failed" : "1 passed, 0 failed");
-process.exitCode = failed ? 1 : 0;
+
+await test("a LoadError is one", async () => {
+  assert.deepEqual(await page.evaluate(() => window.refuse()), ["LoadError", "Load", true]);
+});
+await test("the scenario on wasm, each loss as in Node", async () => {
+  const [inNode, inPage] = [await scenario(ontrain, read), await page.evaluate(() => window.scenario("wasm"))];
+  assert.deepEqual(inPage, inNode);
+  return `${Object.keys(inPage).length} runs`;
+});
+await test("the scenario on webgpu", async () => {
+  return `${Object.keys(await page.evaluate(() => window.scenario("webgpu"))).length} runs`;
+});
+for (const name of await page.evaluate(() => window.names)) {
+  await test(`on wasm and on webgpu, with one result: ${name}`, async () => {
+    const run = (device) => page.evaluate(([name, device]) => window.onEach(name, device), [name, device]);
+    const onWasm = await run("wasm");
+    assert.deepEqual(await run("webgpu"), onWasm);
+    return onWasm;
+  });
+}
+const check = (name, ...given) => page.evaluate(([name, given]) => window.check(name, ...given), [name, given]);
+await test("a steady step makes no GPU object and maps nothing", () => check("steadyState"));
+await test("the demo's network walks one path on both devices", () => check("samePath", 50));
+await test("a lost device loses nothing that was saved", () => check("lostDevice"));
+await test("opening devices", () => check("opening"));
+
+await close();
+console.log(`${passed} passed, ${failed} failed`);
+process.exitCode = failed === 0 ? 0 : 1;

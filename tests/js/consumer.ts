@@ -1,12 +1,14 @@
 // A program of a user's, only compiled: the whole surface, strictly.
 
 import {
-  type Artifacts, CheckpointState, type ErrorKind, generateArtifacts, init, LinearLRScheduler, Module, OntrainError, Optimizer,
-  runModel, StateError, type StepResult, Tensor,
+  type Artifacts, CheckpointState, type Device, device, type DeviceName, type ErrorKind, generateArtifacts, init, LinearLRScheduler,
+  Module, OntrainError, Optimizer, runModel, StateError, type StepResult, Tensor,
 } from "ontrain";
 
 export async function fineTune(model: Uint8Array, images: Float32Array, labels: number[]): Promise<Uint8Array> {
-  await init();
+  const chosen: Device = await init({ device: "auto" });
+  const name: DeviceName = device().name;
+  console.log(name, chosen.adapter ?? "no GPU", chosen.fallback?.length);
   const artifacts: Artifacts = await generateArtifacts(model, {
     requiresGrad: ["fc*"],
     frozenParams: ["conv*"],
@@ -16,7 +18,8 @@ export async function fineTune(model: Uint8Array, images: Float32Array, labels: 
   });
   if (artifacts.optimizerModel === undefined) throw new Error("no optimizer");
   using state = await CheckpointState.load(artifacts.checkpoint);
-  using module = await Module.create({ trainModel: artifacts.trainingModel, evalModel: artifacts.evalModel, state, seed: 1n });
+  const { trainingModel: trainModel, evalModel } = artifacts;
+  await using module = await Module.create({ trainModel, evalModel, state, seed: 1n, device: name });
   using optimizer = await Optimizer.create(module, { optimizerModel: artifacts.optimizerModel });
   using scheduler = await LinearLRScheduler.create(optimizer, 10, 100, 1e-3);
   const input = new Tensor("float32", images, [labels.length, 784]);
@@ -28,6 +31,9 @@ export async function fineTune(model: Uint8Array, images: Float32Array, labels: 
     await optimizer.step();
     await module.lazyResetGrad();
     await scheduler.step();
+    const nothing: void = await module.startTrainStep([input]);
+    const { loss }: StepResult = await module.readLoss();
+    console.log(nothing, loss, module.device === "webgpu");
   } catch (error) {
     if (error instanceof StateError) console.error(error.at ?? "somewhere");
     if (error instanceof OntrainError) {
@@ -42,6 +48,6 @@ export async function fineTune(model: Uint8Array, images: Float32Array, labels: 
   const bias: Tensor = await state.parameters.get("fc.bias");
   await state.parameters.set("fc.bias", bias);
   const exported = await module.exportModelForInferencing(["output"]);
-  await runModel(exported, [input], { outputs: ["output"] });
+  await runModel(exported, [input], { outputs: ["output"], device: "wasm" });
   return state.save({ includeOptimizerState: true });
 }

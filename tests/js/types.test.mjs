@@ -26,13 +26,14 @@ for (const [module, resolution] of [["nodenext", "nodenext"], ["esnext", "bundle
 test("what is wrong does not compile", () => {
   const wrong = fileURLToPath(new URL("wrong.ts", import.meta.url));
   writeFileSync(wrong, `
-    import { generateArtifacts, Tensor, type OntrainError } from "ontrain";
+    import { generateArtifacts, init, Tensor, type OntrainError } from "ontrain";
     await generateArtifacts(new Uint8Array(), { loss: "MSELoss" });
     await generateArtifacts(new Uint8Array(), { requiresGrad: ["*"], loss: "MSE" });
     new Tensor("float", [1]);
     export const code = (e: OntrainError): number => (e.kind === "Lode" ? 1 : 0);
+    await init({ device: "cuda" });
   `);
   const { status, stdout } = compile(wrong, "--module", "nodenext", "--moduleResolution", "nodenext", "--lib", "es2022,dom");
   assert.notEqual(status, 0);
-  assert.deepEqual([...stdout.matchAll(/wrong\.ts\((\d+),/g)].map((m) => m[1]), ["3", "4", "5", "6"], stdout);
+  assert.deepEqual([...stdout.matchAll(/wrong\.ts\((\d+),/g)].map((m) => m[1]), ["3", "4", "5", "6", "7"], stdout);
 });
