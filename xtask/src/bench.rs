@@ -132,8 +132,9 @@ struct Times {
     rate: Option<f64>,
 }
 
-/// How far losses may be apart, relative, where peers have models of their own.
-const SAME_LOSS: f64 = 1e-3;
+/// How far losses may be apart, relative, where peers have models of their own: their Adam adds its epsilon elsewhere in
+/// the formula than ONNX Runtime's AdamW, which ontrain follows.
+const SAME_LOSS: f64 = 1e-2;
 
 /// Times all sides, which take turns. On WebGPU they must come to the same loss, and no rate is measured: an emulated GPU
 /// would take minutes.

@@ -1,16 +1,16 @@
-//! `cargo xtask node-suite`: ONNX's own test cases of its operators, forward on a backend and backward against
-//! finite differences.
+//! `cargo xtask node-suite`: ONNX's own test cases of its operators, forward and backward on a backend.
 //!
 //! A case is a folder with a model.onnx and `test_data_set_N/{input,output}_K.pb`. It counts when ontrain has all of its
 //! operators and carries all of its types; any other is skipped, with the reason in the list that is written.
+
+mod gradients;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ontrain::error::Kind;
-use ontrain::grad::check_gradients;
 use ontrain::graph::{Attribute, Graph, ValueId, ValueType};
 use ontrain::onnx::{NoExternalData, read, read_file};
 use ontrain::ops::{Entry, entries};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     place: Where,
-    /// Also check gradients, in f64 against finite differences
+    /// Also check gradients: on cpu in f64 against finite differences, elsewhere against the plain kernels
     #[arg(long)]
     grad: bool,
     /// Only cases whose name contains this
@@ -39,10 +39,6 @@ pub(crate) struct Args {
 /// Tolerances of ONNX's own runner.
 const RELATIVE: f64 = 1e-3;
 const ABSOLUTE: f64 = 1e-7;
-/// Largest error of a gradient, relative.
-const GRADIENT: f64 = 1e-6;
-/// Elements of each input whose gradient is checked.
-const SAMPLES: usize = 24;
 
 impl Args {
     pub(crate) fn run(self) -> Result<()> {
@@ -54,8 +50,8 @@ impl Args {
             let outcome =
                 guarded(|| forward(&case, &mut *engine)).unwrap_or_else(|e| Forward::Failed(format!("{e:#}")));
             if self.grad && matches!(outcome, Forward::Passed) {
-                let outcome = guarded(|| backward(&case)).unwrap_or_else(|e| Backward::Failed(format!("{e:#}")));
-                tally.backward(&name, outcome);
+                let outcome = guarded(|| gradients::backward(&case, &mut *engine));
+                tally.backward(&name, outcome.unwrap_or_else(|e| Backward::Failed(format!("{e:#}"))));
             }
             tally.forward(&name, outcome);
         }
@@ -321,103 +317,6 @@ fn random(graph: &Graph, feed: &Feed, first: &[Tensor]) -> Result<bool> {
     let again = session.run(&inputs)?.to_vec();
     session.set_seed(0xBEEF);
     Ok(session.run(&inputs)? != again && again.len() == first.len())
-}
-
-/// Gradients of all floating inputs, if the graph is differentiable.
-fn backward(case: &Path) -> Result<Backward> {
-    let Ok(graph) = load(case)? else { bail!("the case was run and cannot be loaded") };
-    let without: BTreeSet<&str> = graph
-        .nodes
-        .iter()
-        .filter(|n| !entry(&n.domain, &n.op_type).is_some_and(|e| e.gradient))
-        .map(|n| &*n.op_type)
-        .collect();
-    let set = data_sets(case)?.into_iter().next().context("the case has no data")?;
-    let Ok(inputs) = tensors(&set, "input")? else { bail!("the case was run and its inputs cannot be read") };
-    let names = graph.inputs.iter().map(|id| graph.name_of(*id).to_owned());
-    let floats: Vec<String> =
-        names.zip(&inputs).filter(|(_, t)| t.dtype().is_float() && !t.is_empty()).map(|(name, _)| name).collect();
-    let any_output = graph.outputs.iter().any(|id| graph.tensor_type(*id).is_none_or(|ty| ty.dtype.is_float()));
-    if floats.is_empty() || !any_output {
-        return Ok(Backward::None("no floating input or output".into()));
-    }
-    if random(&graph, &feed(&graph, inputs.clone())?, &[]).unwrap_or(false) {
-        return Ok(Backward::None("random".into()));
-    }
-    let (mut checked, mut reasons) = (false, Vec::new());
-    for name in &floats {
-        let mut outcome = input_gradient(&graph, &inputs, name)?;
-        if matches!(outcome, Backward::None(_)) && graph.outputs.len() > 1 {
-            // Statistics that some operators give besides have no gradient.
-            let mut first = graph.clone();
-            first.outputs.truncate(1);
-            outcome = input_gradient(&first, &inputs, name)?;
-        }
-        match outcome {
-            Backward::Checked => checked = true,
-            Backward::Failed(reason) => return Ok(Backward::Failed(reason)),
-            Backward::None(reason) => reasons.push(reason),
-        }
-    }
-    if checked {
-        return Ok(Backward::Checked);
-    }
-    match without.is_empty() {
-        true => Ok(Backward::None(reasons.join("; "))),
-        false => Ok(Backward::None(format!("no gradient of {}", without.into_iter().collect::<Vec<_>>().join(", ")))),
-    }
-}
-
-/// The gradient of one input. Where it is wrong, the inputs may be no place to take differences at: then it must be right
-/// beside them.
-fn input_gradient(graph: &Graph, inputs: &[Tensor], name: &str) -> Result<Backward> {
-    let mut worst = String::new();
-    for place in [unmoved, untied, ordinary] {
-        let inputs: Vec<Tensor> = inputs.iter().map(|tensor| moved(tensor, place)).collect::<Result<_>>()?;
-        let checks = match check_gradients(graph, &inputs, &[name], SAMPLES) {
-            Ok(checks) => checks,
-            Err(e) if e.kind() == Kind::Gradient => return Ok(Backward::None(e.to_string())),
-            Err(e) => return Err(e.into()),
-        };
-        let wrong = checks.iter().find(|c| c.error.is_nan() || c.error > GRADIENT);
-        let Some(c) = wrong else { return Ok(Backward::Checked) };
-        let (at, error) = (c.element, c.error);
-        worst = format!(
-            "gradient of {}[{at}] is {}, by differences {} (off by {error:.2e})",
-            c.name, c.analytic, c.numeric
-        );
-    }
-    Ok(Backward::Failed(worst))
-}
-
-/// Where element i is looked at instead of at x.
-type Place = fn(i: usize, x: f64) -> f64;
-
-fn unmoved(_: usize, x: f64) -> f64 {
-    x
-}
-
-/// An irregular few percent away: what was equal, or on a kink, is not any more.
-fn untied(i: usize, x: f64) -> f64 {
-    x + (0.02 + 0.1 * irregular(i)) * x.abs().max(1.0)
-}
-
-/// In (0, 1): what is infinite or so large that differences are taken in steps too wide.
-fn ordinary(i: usize, x: f64) -> f64 {
-    if x.is_finite() && x.abs() < 10.0 { untied(i, x) } else { 0.05 + 0.9 * irregular(i) }
-}
-
-/// Fractions of multiples of the golden ratio.
-fn irregular(i: usize) -> f64 {
-    (i as f64 * 0.618_033_988_749_895).fract()
-}
-
-fn moved(tensor: &Tensor, place: Place) -> Result<Tensor> {
-    if !tensor.dtype().is_float() {
-        return Ok(tensor.clone());
-    }
-    let values: Vec<f64> = tensor.to_f64s().into_iter().enumerate().map(|(i, x)| place(i, x)).collect();
-    Ok(Tensor::from_f64s(DType::F64, tensor.shape(), &values)?)
 }
 
 #[cfg(test)]

@@ -59,6 +59,22 @@ pub(crate) fn test() -> Result<()> {
     Ok(())
 }
 
+/// Cases of all kinds of kernels, on the GPU of a page: it is an emulated one, so only a few.
+const IN_CHROMIUM: [&str; 6] = [
+    "golden/lenet_ce",
+    "golden/bnnet_ce",
+    "golden/reg_adamw_clip",
+    "torch/mlp_gelu_ln",
+    "torch/mobilenet_micro",
+    "torch/ce_label_smoothing",
+];
+
+/// Those cases, on the package installed in `project`.
+pub(crate) fn test_in_chromium(project: &Path) -> Result<()> {
+    let dirs = IN_CHROMIUM.map(|name| crate::sh::root().join("tests/fixtures").join(name)).into();
+    Args { dirs, place: Where::installed(Target::ChromiumWebgpu, project), reasons: 3 }.run()
+}
+
 /// Replays the cases in `dirs`; gives the names of the runs that are not ok.
 fn replay(dirs: &[PathBuf], engine: &mut dyn Engine, reasons: usize) -> Result<Vec<String>> {
     let mut failed = Vec::new();

@@ -1,10 +1,12 @@
 //! `cargo xtask test`: every check there is, cheapest first.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::{features, node_suite, pack, replay, setup, sh};
+use crate::setup::{self, Gpu};
+use crate::{features, node_suite, pack, replay, sh};
 
 /// Run every check, cheapest first; ends with a summary and fails if one of them failed
 #[derive(clap::Args)]
@@ -28,8 +30,9 @@ const STAGES: &[Stage] = &[
     Stage { name: "unit", run: unit },
     Stage { name: "traces", run: replay::test },
     Stage { name: "node-suite", run: node_suite::test },
+    Stage { name: "webgpu", run: webgpu },
     Stage { name: "wasm-node", run: || pack::run_tests(&pack::pack_and_install()?) },
-    Stage { name: "chromium", run: || pack::run_in_chromium(&pack::pack_and_install()?) },
+    Stage { name: "chromium", run: chromium },
 ];
 
 impl Args {
@@ -40,6 +43,11 @@ impl Args {
         }
         let chosen = |stage: &&Stage| self.only.is_empty() || self.only.iter().any(|name| name == stage.name);
 
+        // Results must not depend on the machine's GPU, if it has one. Without any, the stage webgpu fails and says why.
+        match setup::gpu(Gpu::Software) {
+            Ok(gpu) => println!("GPU: {gpu}"),
+            Err(error) => println!("no GPU: {error:#}"),
+        }
         let mut results: Vec<(&str, Duration, bool)> = Vec::new();
         for stage in STAGES.iter().filter(chosen) {
             println!("\n=== {}", stage.name);
@@ -84,7 +92,26 @@ fn clippy() -> Result<()> {
     lint(&["--package", "ontrain", "--lib", "--target", setup::WASM_TARGET])
 }
 
-/// Unit, integration and documentation tests. xtask-bindgen has none, and is built with its own profile.
+/// Unit, integration and documentation tests. xtask-bindgen has none, and is built with its own profile. On a machine that
+/// is to have a GPU, tests that find none fail.
 fn unit() -> Result<()> {
-    sh::run(sh::cargo().args(["test", "--quiet", "--workspace", "--exclude", "xtask-bindgen"]))
+    let mut cargo = sh::cargo();
+    cargo.env("ONTRAIN_NEED_WEBGPU", "1");
+    sh::run(cargo.args(["test", "--quiet", "--workspace", "--exclude", "xtask-bindgen"]))
+}
+
+/// Recorded trainings and the node suite on the native GPU, in processes of their own: a driver may crash.
+fn webgpu() -> Result<()> {
+    let xtask = || std::env::current_exe().map(Command::new);
+    let fixtures = sh::root().join("tests").join("fixtures");
+    let cases = ["golden", "torch"].map(|name| fixtures.join(name));
+    sh::run(xtask()?.arg("replay").args(cases).args(["--backend", "webgpu"]))?;
+    sh::run(xtask()?.args(["node-suite", "--grad", "--backend", "webgpu"]))
+}
+
+/// The npm package in a page, on the processor and on Chromium's GPU.
+fn chromium() -> Result<()> {
+    let project = pack::pack_and_install()?;
+    pack::run_in_chromium(&project)?;
+    replay::test_in_chromium(&project)
 }

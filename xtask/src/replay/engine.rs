@@ -1,7 +1,7 @@
 //! What a replay asks of a backend: to train with artifacts, and to run a model.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use ontrain::artifacts::{Artifacts, Options, generate};
@@ -124,6 +124,11 @@ impl Where {
     /// That backend, built as it is needed.
     pub(crate) fn at(backend: Target) -> Self {
         Self { backend, project: None }
+    }
+
+    /// That backend, in a project that has the package.
+    pub(crate) fn installed(backend: Target, project: &Path) -> Self {
+        Self { backend, project: Some(project.to_owned()) }
     }
 
     /// The engine that is meant.
