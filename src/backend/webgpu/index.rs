@@ -4,16 +4,15 @@
 //! Scatter adds updates of the same index in their order, in a register: no atomics, one rounding, the same result on each run.
 
 use super::axes::Axes;
+use super::expr::{combined, identity, rounding};
 use super::layout::Slot;
 use super::lower::Lower;
-use super::shader::{Dispatch, Library, Operand, Shader, value_type};
+use super::shader::{Dispatch, Library, Operand, Shader};
 use super::status::{self, widened};
 use crate::error::{Result, bail};
 use crate::kernel::reference::index_check;
-use crate::kernel::{Check, Gather, Scatter, Step, View};
+use crate::kernel::{Check, Gather, ReduceOp, Scatter, Step, View};
 use crate::tensor::DType;
-
-pub(super) use super::status::finite;
 
 pub(super) fn check(kernel: &Check, step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
     let dispatch = status::values(kernel, &step.reads[0], &step.from, cx)?;
@@ -123,11 +122,11 @@ pub(super) fn scatter(kernel: &Scatter, step: &Step, cx: &mut Lower<'_>) -> Resu
     }
     let s = Scattering::new(kernel.axis, indices, updates, data);
     if s.counts_little(cx) {
-        dispatches.push(s.each(cx));
+        dispatches.push(s.each(cx)?);
     } else {
         cx.scratch = cx.scratch.max(s.count + s.size);
         let links = if cx.places.software || s.count > ALONE { s.links_alone(cx) } else { s.links(cx) };
-        dispatches.extend([links, s.sums(cx)]);
+        dispatches.extend([links, s.sums(cx)?]);
     }
     Ok(dispatches)
 }
@@ -205,28 +204,36 @@ impl<'a> Scattering<'a> {
     }
 
     /// Each element of the data looks for its slice among all indices.
-    fn each(&self, cx: &Lower<'_>) -> Dispatch {
+    fn each(&self, cx: &Lower<'_>) -> Result<Dispatch> {
         let mut s = Shader::new(cx.places);
         self.declare_slice_of(&mut s);
         let updates = self.declare_update_of(&mut s);
-        let data = s.writes(self.data);
-        let sum = Sum::new(self.data.dtype, &mut s);
         let (lines, at) = self.space.coordinates(&mut s, "i", "c");
         s.line(lines);
-        let from = self.space.position(&mut s, 1, &updates.offset, &at);
-        s.line(format!("let start = {from};"));
-        s.line(sum.begin());
         let count = s.param(self.count);
-        s.line(format!("for (var p = 0u; p < {count}; p++) {{"));
-        s.line(format!(
-            "if (slice_of(p) == {}) {{ let at = start + update_of(p); {} }}",
-            at[self.axis],
-            sum.add(&updates.load("at"))
-        ));
-        s.line("}");
-        let to = self.space.position(&mut s, 0, &data.offset, &at);
-        s.line(data.store(&to, &sum.result()));
-        s.launch_threads(self.space.len())
+        let walk = format!("for (var p = 0u; p < {count}; p++) {{ if (slice_of(p) == {})", at[self.axis]);
+        self.sum(&mut s, &updates, &at, &walk)?;
+        Ok(s.launch_threads(self.space.len()))
+    }
+
+    /// Adds the updates to which `walk` leads `p` (the beginning of a loop, open), and stores the sum.
+    fn sum(&self, s: &mut Shader<'_>, updates: &Operand, at: &[String], walk: &str) -> Result<()> {
+        let dtype = self.data.dtype;
+        let data = s.writes(self.data);
+        if rounding(dtype) {
+            s.uses(Library::Math);
+        }
+        // Of bools, a sum says whether any holds.
+        let op = if dtype == DType::Bool { ReduceOp::Max } else { ReduceOp::Sum };
+        let start = self.space.position(s, 1, &updates.offset, at);
+        let nothing = identity(op, dtype, s);
+        s.line(format!("let start = {start}; var sum = {nothing};"));
+        let sum = combined(op, dtype, "sum", "update", s)?;
+        let update = updates.load("at");
+        s.line(format!("{walk} {{ let at = start + update_of(p); let update = {update}; sum = {sum}; }} }}"));
+        let to = self.space.position(s, 0, &data.offset, at);
+        s.line(data.store(&to, "sum"));
+        Ok(())
     }
 
     /// Chains, by an invocation for each index.
@@ -264,68 +271,22 @@ impl<'a> Scattering<'a> {
     }
 
     /// Each element of the data adds what its slice's chain leads to.
-    fn sums(&self, cx: &Lower<'_>) -> Dispatch {
+    fn sums(&self, cx: &Lower<'_>) -> Result<Dispatch> {
         let mut s = Shader::new(cx.places);
         self.declare_slice_of(&mut s);
         let updates = self.declare_update_of(&mut s);
-        let scratch = s.bind(Slot::SCRATCH, false);
-        let data = s.writes(self.data);
-        let sum = Sum::new(self.data.dtype, &mut s);
+        let m = s.bind(Slot::SCRATCH, false);
         let runs = Runs::new(&self.space, self.axis + 1 < self.space.sizes.len(), cx);
         let mut at = runs.begin(&mut s);
         let (count, own) = (s.param(self.count), at[self.axis].clone());
-        s.line(format!("let head = m{scratch}[{count} + {own}];"));
+        s.line(format!("let head = m{m}[{count} + {own}];"));
         s.line(format!("var first = {count};"));
         s.line(format!("if (head < {count}) {{ if (slice_of(head) == {own}) {{ first = head; }} }}"));
         runs.each(&mut s, &mut at);
-        let from = self.space.position(&mut s, 1, &updates.offset, &at);
-        s.line(format!("let start = {from};"));
-        s.line(sum.begin());
-        s.line(format!("for (var p = first; p < {count}; p = m{scratch}[p]) {{"));
-        s.line(format!("let at = start + update_of(p); {}", sum.add(&updates.load("at"))));
-        s.line("}");
-        let to = self.space.position(&mut s, 0, &data.offset, &at);
-        s.line(data.store(&to, &sum.result()));
+        let walk = format!("for (var p = first; p < {count}; p = m{m}[p]) {{");
+        self.sum(&mut s, &updates, &at, &walk)?;
         runs.end(&mut s);
-        s.launch_threads(runs.threads())
-    }
-}
-
-/// A sum of values of a dtype in the variable `sum`.
-struct Sum(DType);
-
-impl Sum {
-    fn new(dtype: DType, s: &mut Shader<'_>) -> Self {
-        match dtype {
-            DType::F16 | DType::BF16 => s.uses(Library::Math),
-            DType::I64 | DType::U64 => s.uses(Library::Wide),
-            _ => {}
-        }
-        Self(dtype)
-    }
-
-    fn begin(&self) -> String {
-        let ty = value_type(self.0);
-        format!("var sum = {ty}();")
-    }
-
-    fn add(&self, value: &str) -> String {
-        match value_type(self.0) {
-            "bool" => format!("sum = sum | {value};"),
-            "vec2<u32>" => format!("sum = wide_add(sum, {value});"),
-            _ => format!("sum += {value};"),
-        }
-    }
-
-    /// The sum, wrapped to the width of the dtype.
-    fn result(&self) -> String {
-        match self.0 {
-            DType::I8 => "((sum << 24u) >> 24u)".into(),
-            DType::I16 => "((sum << 16u) >> 16u)".into(),
-            DType::U8 => "(sum & 0xffu)".into(),
-            DType::U16 => "(sum & 0xffffu)".into(),
-            _ => "sum".into(),
-        }
+        Ok(s.launch_threads(runs.threads()))
     }
 }
 

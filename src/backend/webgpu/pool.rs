@@ -2,10 +2,11 @@
 //! those whose maximum it is, so that nothing is added atomically and windows are added in their order.
 
 use super::axes::Axes;
+use super::expr::{identity, rounding};
 use super::lower::Lower;
-use super::shader::{Dispatch, Library, Operand, Shader, value_type};
+use super::shader::{Dispatch, Library, Operand, Shader};
 use crate::error::{Result, bail};
-use crate::kernel::{Pool, PoolKind, Step, View};
+use crate::kernel::{Pool, PoolKind, ReduceOp, Step, View};
 use crate::tensor::DType;
 
 pub(super) fn lower(kernel: &Pool, step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
@@ -196,31 +197,28 @@ impl Slide {
 
 /// What 16-bit floats need where they are stored.
 fn rounds(s: &mut Shader<'_>, dtype: DType) {
-    if matches!(dtype, DType::F16 | DType::BF16) {
+    if rounding(dtype) {
         s.uses(Library::Math);
     }
 }
 
-/// The text of the lowest value of a dtype, and of whether `v` comes before `best` as a maximum.
-fn order(s: &mut Shader<'_>, dtype: DType) -> (String, &'static str) {
+/// The text that says whether `v` comes before `best` as a maximum.
+fn beats(s: &mut Shader<'_>, dtype: DType) -> &'static str {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => {
             s.uses(Library::Math);
-            (s.float(f32::NEG_INFINITY), "(v > best || is_nan(v)) && !is_nan(best)")
+            "(v > best || is_nan(v)) && !is_nan(best)"
         }
-        DType::I8 => ("-128i".into(), "v > best"),
-        DType::I16 => ("-32768i".into(), "v > best"),
-        DType::I32 => ("i32(-2147483647i - 1i)".into(), "v > best"),
-        DType::U8 | DType::U16 | DType::U32 => ("0u".into(), "v > best"),
-        DType::Bool => ("false".into(), "v && !best"),
+        DType::I8 | DType::I16 | DType::I32 | DType::U8 | DType::U16 | DType::U32 => "v > best",
+        DType::Bool => "v && !best",
         DType::U64 => {
             s.uses(Library::Wide);
-            ("vec2<u32>(0u, 0u)".into(), "wide_less_u(best, v)")
+            "wide_less_u(best, v)"
         }
         // Float64 does not come here.
         DType::I64 | DType::F64 => {
             s.uses(Library::Wide);
-            ("vec2<u32>(0u, 0x80000000u)".into(), "wide_less(best, v)")
+            "wide_less(best, v)"
         }
     }
 }
@@ -230,9 +228,9 @@ fn max(slide: &Slide, step: &Step, mut s: Shader<'_>) -> Dispatch {
     let (from, to) = (s.reads(&step.reads[0]), s.writes(y));
     let positions: Option<Operand> = step.writes.get(1).map(|view| s.writes(view));
     rounds(&mut s, y.dtype);
-    let (lowest, beats) = order(&mut s, y.dtype);
+    let (lowest, beats) = (identity(ReduceOp::Max, y.dtype, &mut s), beats(&mut s, y.dtype));
     slide.coordinates(&mut s, &slide.output, 'o');
-    s.line(format!("var best: {} = {lowest};", value_type(y.dtype)));
+    s.line(format!("var best = {lowest};"));
     s.line("var found = 0xffffffffu;");
     let at = slide.begin_taps(&mut s);
     s.line(format!("let v = {};", from.load(&format!("{} + {at}", from.offset))));

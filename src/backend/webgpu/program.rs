@@ -8,7 +8,7 @@ use super::lower::{Lower, lower};
 use super::memory::{GpuBuffer, to_device};
 use super::pipelines::Pipeline;
 use super::shader::Dispatch;
-use super::{index, memory::Source};
+use super::{memory::Source, status};
 use crate::error::{Error, Result, err};
 use crate::kernel::reference::{self, HostBuffers};
 use crate::kernel::{RunContext, View};
@@ -70,13 +70,14 @@ impl GpuProgram {
             let mut cx = Lower::new(&places, &mut known);
             let steps = plan.steps.iter().map(|step| {
                 if on_host(step) {
+                    cx.forget(&step.writes);
                     return HostStep::new(step, shared, plan, &places).map(|step| Work::Host(Box::new(step)));
                 }
                 lower(step, &mut cx).map(|dispatches| Work::Device(dispatches, step.from.clone()))
             });
             let mut steps = steps.collect::<Result<Vec<_>>>()?;
             if let Some(loss) = loss_of(plan) {
-                steps.push(Work::Device(vec![index::finite(loss, &mut cx)?], "the loss".into()));
+                steps.push(Work::Device(vec![status::finite(loss, &mut cx)?], "the loss".into()));
             }
             (steps, cx.scratch)
         };

@@ -47,26 +47,18 @@ impl Checks {
     pub(super) fn failure(&self, status: [u32; 4]) -> Option<Error> {
         let [number, second, third, fourth] = status;
         let site = (number as usize).checked_sub(1)?;
-        Some(match self.0.get(site) {
+        match self.0.get(site) {
             Some(Site::Values { from, check, dtype, shape }) => {
-                refusal(check, wide(third, fourth), second as usize, *dtype, shape).at(&**from)
+                Some(refusal(check, wide(third, fourth), second as usize, *dtype, shape).at(&**from))
             }
-            Some(Site::Loss) => not_finite(f32::from_bits(third), wide(second, fourth) as u64),
-            None => err!(Device, "the GPU reports the failure of a check that there is not").found(number),
-        })
+            Some(Site::Loss) => crate::backend::finite(f32::from_bits(third).into(), wide(second, fourth) as u64).err(),
+            None => Some(err!(Device, "the GPU reports the failure of a check that there is not").found(number)),
+        }
     }
 }
 
 fn wide(low: u32, high: u32) -> i64 {
     (u64::from(high) << 32 | u64::from(low)) as i64
-}
-
-/// The error of a train step whose loss is NaN or infinite.
-pub(crate) fn not_finite(loss: f32, step: u64) -> Error {
-    err!(
-        State,
-        "the loss is {loss} at train step {step}; parameters are unchanged and this step's gradients are dropped"
-    )
 }
 
 /// On software, up to so many values are checked by one invocation: barriers cost more than that.
@@ -150,7 +142,7 @@ pub(super) fn widened(operand: &Operand, at: &str) -> String {
     }
 }
 
-/// The dispatch that fails, if this run asks for that, when the loss (one floating number) is NaN or infinite as float32.
+/// The dispatch that fails, if this run asks for that, when the loss (one floating number) is NaN or infinite.
 pub(super) fn finite(loss: &View, cx: &mut Lower<'_>) -> Result<Dispatch> {
     if !loss.dtype.is_float() || loss.shape.iter().any(|&size| size != 1) {
         return Err(err!(Graph, "the first output is not a loss").expected("one floating number"));
@@ -161,11 +153,9 @@ pub(super) fn finite(loss: &View, cx: &mut Lower<'_>) -> Result<Dispatch> {
     let (run, status) = (s.bind(Slot::RUN, false), s.bind(Slot::STATUS, true));
     let value = operand.load(&operand.offset);
     if loss.dtype == DType::F64 {
-        // What rounds to an infinity counts from half a unit above the largest float32 on.
         s.line(format!("let v = {value};"));
-        s.line("let size = v.y & 0x7fffffffu;");
-        s.line("let nan = size > 0x7ff00000u || (size == 0x7ff00000u && v.x != 0u);");
-        s.line("let bad = size > 0x47efffffu || (size == 0x47efffffu && v.x >= 0xf0000000u);");
+        s.line("let bad = (v.y & 0x7ff00000u) == 0x7ff00000u;");
+        s.line("let nan = ((v.y & 0xfffffu) | v.x) != 0u;");
         s.line("let bits = select((v.y & 0x80000000u) | 0x7f800000u, 0x7fc00000u, nan);");
     } else {
         s.line(format!("let bits = bitcast<u32>({value});"));
