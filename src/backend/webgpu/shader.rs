@@ -82,6 +82,11 @@ pub(super) fn value_type(dtype: DType) -> &'static str {
     }
 }
 
+/// The text that reads parameter `at`.
+fn param(at: usize) -> String {
+    format!("P[{}u].{}", at / 4, ["x", "y", "z", "w"][at % 4])
+}
+
 impl<'a> Shader<'a> {
     pub(super) fn new(places: &'a Places) -> Self {
         Self {
@@ -99,14 +104,14 @@ impl<'a> Shader<'a> {
     pub(super) fn param(&mut self, value: usize) -> String {
         let at = self.params.len();
         self.params.push(u32::try_from(value).expect("the backend has checked that positions fit 32 bits"));
-        format!("P[{}u].{}", at / 4, ["x", "y", "z", "w"][at % 4])
+        param(at)
     }
 
     /// Adds a stride, which may be negative: positions are computed modulo 2^32, where that does not matter.
     pub(super) fn stride(&mut self, value: isize) -> String {
         let at = self.params.len();
         self.params.push(value as i32 as u32);
-        format!("P[{}u].{}", at / 4, ["x", "y", "z", "w"][at % 4])
+        param(at)
     }
 
     /// Adds a float parameter; gives the text that reads it, of type `f32`. (A text with the number in it would be a pipeline
@@ -114,7 +119,7 @@ impl<'a> Shader<'a> {
     pub(super) fn float(&mut self, value: f32) -> String {
         let at = self.params.len();
         self.params.push(value.to_bits());
-        format!("bitcast<f32>(P[{}u].{})", at / 4, ["x", "y", "z", "w"][at % 4])
+        format!("bitcast<f32>({})", param(at))
     }
 
     /// Adds a table of vectors; gives the index in `P` of its first: `P[{index}u + row]` is a row.
@@ -200,6 +205,20 @@ impl<'a> Shader<'a> {
         self.finish(size, groups)
     }
 
+    /// The statements of `main`, with each parameter read once, at the beginning: software reads uniforms as slowly as memory,
+    /// and does not find out that they stay the same in a loop.
+    fn statements(&self) -> String {
+        let (mut reads, mut body) = (String::new(), self.body.clone());
+        for at in 0..self.params.len() {
+            let (text, name) = (param(at), format!("P{at}"));
+            if body.contains(&text) {
+                body = body.replace(&text, &name);
+                let _ = writeln!(reads, "  let {name} = {text};");
+            }
+        }
+        reads + &body
+    }
+
     fn finish(self, size: usize, groups: usize) -> Dispatch {
         // At most 65535 workgroups along an axis.
         let x = groups.clamp(1, 65535);
@@ -223,7 +242,7 @@ impl<'a> Shader<'a> {
             source,
             "@compute @workgroup_size({size})\nfn main(@builtin(workgroup_id) group: vec3<u32>, \
              @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n{}}}\n",
-            self.body
+            self.statements()
         );
         Dispatch { source, params: self.params, slots: self.slots, groups: [x as u32, y as u32] }
     }
