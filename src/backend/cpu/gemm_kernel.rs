@@ -12,6 +12,9 @@ use core::ops::Range;
 /// Elements of k in one block: a packed panel of B then takes half of the first-level cache.
 pub(crate) const KC: usize = 256;
 
+/// The most rows of a tile, however many accumulators there are: each height is code of its own.
+const MOST_ROWS: usize = 12;
+
 /// Vectors in a panel where nothing calls for another width.
 pub(crate) const PANEL: usize = 2;
 
@@ -22,7 +25,7 @@ pub(crate) type PanelBuffer = MaybeUninit<AlignedPanel>;
 #[repr(align(64))]
 pub(crate) struct AlignedPanel(#[allow(dead_code, reason = "only its address is used")] [f32; KC * PANEL * MAX_LANES]);
 
-/// `m` rows cut into as few tiles of at most `most` rows as will do, of equal height or nearly.
+/// `m` rows cut into as few tiles of at most `most` rows (and [`MOST_ROWS`]) as will do, of equal height or nearly.
 #[derive(Clone, Copy)]
 pub(crate) struct RowTiles {
     pub(crate) rows: usize,
@@ -31,7 +34,7 @@ pub(crate) struct RowTiles {
 
 impl RowTiles {
     pub(crate) fn new(rows: usize, most: usize) -> RowTiles {
-        RowTiles { rows, count: rows.div_ceil(most) }
+        RowTiles { rows, count: rows.div_ceil(most.min(MOST_ROWS)) }
     }
 
     /// First row of tile `i`; `i` may be `count`.
@@ -204,9 +207,10 @@ pub(crate) unsafe fn sweep<S: Simd, const W: usize, B: Block>(
                         // Safety: the caller's promise.
                         unsafe { tile::<S, $r, W, B>(lhs, row, kc, panel, rhs, block) }
                     },)*
-                    _ => {}
+                    _ => unreachable!("a tile of {rows} rows, {W} vectors wide"),
                 } };
             }
+            // Up to MOST_ROWS.
             of_height!(1 2 3 4 5 6 7 8 9 10 11 12);
         }
     }
