@@ -35,7 +35,12 @@ const PAGE = `
   };
 `;
 
-const { page, version, close } = await open(PAGE, { "/fixtures/": read });
+const WORKER = `
+  import { init } from "/node_modules/ontrain/dist/index.js";
+  postMessage(await init({ device: "auto" }));
+`;
+
+const { page, version, close } = await open(PAGE, { "/fixtures/": read, "/worker.mjs": async () => WORKER });
 console.log(`Chromium ${version}`);
 let [passed, failed] = [0, 0];
 async function test(name, work) {
@@ -75,6 +80,14 @@ await test("a steady step makes no GPU object and maps nothing", () => check("st
 await test("the demo's network walks one path on both devices", () => check("samePath", 50));
 await test("a lost device loses nothing that was saved", () => check("lostDevice"));
 await test("opening devices", () => check("opening"));
+await test("a worker of the page has the GPU as well", async () => {
+  const chosen = await page.evaluate(() => new Promise((resolve, reject) => {
+    const worker = new Worker("/worker.mjs", { type: "module" });
+    worker.onmessage = ({ data }) => resolve(data);
+    worker.onerror = (event) => reject(new Error(event.message));
+  }));
+  assert.equal(chosen.name, "webgpu", chosen.fallback);
+});
 
 await close();
 console.log(`${passed} passed, ${failed} failed`);

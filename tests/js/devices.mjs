@@ -152,8 +152,35 @@ export async function badSteps(read, device) {
   return said;
 }
 
+/** Two modules that are trained at the same time: each as if it were alone, also when the other's steps fail. */
+export async function together(read, device) {
+  const { data, open } = await prepared(read, "lenet_ce", device);
+  const alone = await open();
+  const wanted = await train(alone, data, 3);
+  await alone.release();
+
+  const [one, other] = [await open(), await open()];
+  const [input, labels] = data.feeds(0);
+  const wrong = { ...labels, data: labels.data.map(() => 10n) };
+  const failing = async () => {
+    for (let i = 0; i < 3; i++) {
+      await other.module.startTrainStep({ input, labels: wrong }).then(() => other.module.readLoss()).then(
+        () => check(false, "the label is out of range"),
+        (error) => check(error.kind === "Input", `not the label: ${error.stack}`),
+      );
+    }
+  };
+  const [losses] = await Promise.all([train(one, data, 3), failing()]);
+  same(losses, wanted, "losses beside a module that fails");
+  const both = await Promise.all([train(one, data, 3), train(other, data, 3)]);
+  same(both[1], wanted, "losses of the module that has failed");
+  check(both[0][2] < wanted[2], `the first module has gone on: ${both[0]}`);
+  await one.release();
+  await other.release();
+}
+
 /** Each of the above. */
-export const ON_EACH = { queue, rates, withoutWaiting, badSteps };
+export const ON_EACH = { queue, rates, withoutWaiting, badSteps, together };
 
 /** Strokes that a network can tell apart, like handwritten digits: 28×28 in [0, 1], and which of ten each is. */
 function digits(count) {
