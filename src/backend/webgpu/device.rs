@@ -3,7 +3,8 @@
 use super::layout::storage;
 use super::pipelines::Pipelines;
 use super::status::Checks;
-use crate::error::{Error, Kind, Result, bail, err};
+use super::stream::Stream;
+use crate::error::{Kind, Result, bail, err};
 use crate::plan::Layout;
 use crate::tensor::DType;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -45,10 +46,16 @@ pub struct Counters {
     pub dispatches: usize,
 }
 
-/// The GPU. A clone is the same device.
-#[derive(Clone)]
+/// The GPU. A clone is the same device with a stream of commands of its own, so that an error is told to those who caused it: a
+/// module and its optimizer work on one handle, other modules on clones.
 pub struct WebGpu {
-    pub(super) shared: Arc<Shared>,
+    pub(super) stream: Arc<Stream>,
+}
+
+impl Clone for WebGpu {
+    fn clone(&self) -> Self {
+        Self::on(self.stream.shared.clone())
+    }
 }
 
 /// What all handles of a device share.
@@ -57,8 +64,6 @@ pub(super) struct Shared {
     pub(super) queue: wgpu::Queue,
     pub(super) pipelines: Pipelines,
     pub(super) checks: Mutex<Checks>,
-    /// See `Slot::STATUS`.
-    pub(super) status: wgpu::Buffer,
     /// A buffer to read through, kept for the next time.
     pub(super) readback: Mutex<Option<wgpu::Buffer>>,
     pub(super) halves: bool,
@@ -67,9 +72,8 @@ pub(super) struct Shared {
     piece: usize,
     /// Storage buffers that a kernel can bind.
     pub(super) bindings: usize,
-    pending: Mutex<Option<wgpu::CommandEncoder>>,
-    /// The number of the submission that is being gathered.
-    batch: AtomicU64,
+    /// The number of the next submission.
+    batches: AtomicU64,
     trouble: Arc<Mutex<Option<Trouble>>>,
     pub(super) made: Made,
 }
@@ -134,12 +138,6 @@ impl WebGpu {
         let (device, queue) =
             adapter.request_device(&descriptor).await.map_err(|e| err!(Device, "the GPU gives no device: {e}"))?;
         let trouble = watch(&device);
-        let status = device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("status"),
-            size: 16,
-            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
         let piece = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST_BYTES) as usize;
         let name = format!("{} ({:?}, {:?})", info.name, info.device_type, info.backend);
         let software = info.device_type == wgpu::DeviceType::Cpu || is_software(&info.name);
@@ -153,39 +151,42 @@ impl WebGpu {
             queue,
             pipelines: Pipelines::default(),
             checks: Mutex::default(),
-            status,
             readback: Mutex::default(),
             halves,
             software,
             adapter: name,
             piece: piece / 256 * 256,
             bindings: limits.max_storage_buffers_per_shader_stage as usize,
-            pending: Mutex::default(),
-            batch: AtomicU64::new(1),
+            batches: AtomicU64::new(1),
             trouble,
             made: Made::default(),
         });
-        Ok(Self { shared })
+        Ok(Self::on(shared))
+    }
+
+    fn on(shared: Arc<Shared>) -> Self {
+        #[allow(clippy::arc_with_non_send_sync, reason = "as above")]
+        Self { stream: Arc::new(Stream::new(shared)) }
     }
 
     /// The adapter: its name, kind and driver interface.
     pub fn adapter(&self) -> &str {
-        &self.shared.adapter
+        &self.stream.adapter
     }
 
     /// Are float16 tensors stored as two bytes?
     pub fn has_f16(&self) -> bool {
-        self.shared.halves
+        self.stream.halves
     }
 
     /// Are the kernels those for software on a CPU?
     pub fn is_software(&self) -> bool {
-        self.shared.software
+        self.stream.software
     }
 
     /// What has been made and done so far.
     pub fn counters(&self) -> Counters {
-        let made = &self.shared.made;
+        let made = &self.stream.made;
         let of = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         Counters {
             buffers: of(&made.buffers),
@@ -199,13 +200,13 @@ impl WebGpu {
 
     /// Is the device lost, for good?
     pub fn is_lost(&self) -> bool {
-        matches!(&*lock(&self.shared.trouble), Some(Trouble::Lost(_)))
+        matches!(&*lock(&self.stream.trouble), Some(Trouble::Lost(_)))
     }
 
     /// Gives the device up, as if it had been lost: every later call fails with a `Device` error.
     pub fn destroy(&self) {
-        self.shared.device.destroy();
-        *lock(&self.shared.trouble) = Some(Trouble::Lost("it was given up".into()));
+        self.stream.device.destroy();
+        *lock(&self.stream.trouble) = Some(Trouble::Lost("it was given up".into()));
     }
 }
 
@@ -302,40 +303,9 @@ impl Shared {
         Ok(buffer)
     }
 
-    /// The number of the submission that commands are gathered for.
-    pub(super) fn batch(&self) -> u64 {
-        self.batch.load(Ordering::Relaxed)
-    }
-
-    /// Adds commands to the next submission.
-    pub(super) fn record<R>(&self, commands: impl FnOnce(&mut wgpu::CommandEncoder) -> R) -> R {
-        let mut pending = lock(&self.pending);
-        let encoder = pending.get_or_insert_with(|| self.device.create_command_encoder(&Default::default()));
-        commands(encoder)
-    }
-
-    /// Submits what has been gathered.
-    pub(super) fn submit(&self) {
-        // Held to the end: what another thread gathers next is submitted after this.
-        let mut pending = lock(&self.pending);
-        if let Some(encoder) = pending.take() {
-            self.queue.submit([encoder.finish()]);
-            self.batch.fetch_add(1, Ordering::Relaxed);
-            count(&self.made.submissions, 1);
-        }
-    }
-
-    /// The error of the check that failed first, if one has. It is reported once: the device goes on after that.
-    pub(super) fn verdict(&self, status: [u32; 4]) -> Result<()> {
-        let failure: Option<Error> = lock(&self.checks).failure(status);
-        match failure {
-            None => Ok(()),
-            Some(error) => {
-                self.submit(); // what came after the failure still sees it
-                self.queue.write_buffer(&self.status, 0, &[0; 16]);
-                Err(error)
-            }
-        }
+    /// A number for a submission to come.
+    pub(super) fn next_batch(&self) -> u64 {
+        self.batches.fetch_add(1, Ordering::Relaxed)
     }
 }
 

@@ -1,17 +1,15 @@
-//! Tensors on the device: allocation, transfers, and the change between ONNX's bytes and the device's.
+//! Tensors on the device: allocation, and the change between ONNX's bytes and the device's.
 
-use super::device::{Shared, count, lock};
-use super::layout::{Place, Places, Slot, Storage, storage};
-use super::program::{Launch, launch};
-use super::shader::Shader;
+use super::device::{Shared, lock};
+use super::layout::{Storage, storage};
+use super::program::Launch;
+use super::stream::Stream;
 use crate::error::{Result, err};
-use crate::kernel::{BufferId, View};
 use crate::tensor::DType;
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Poll, Waker};
 use wgpu::BufferUsages;
 
 /// A tensor on the GPU. A clone is the same memory.
@@ -24,24 +22,51 @@ pub(super) struct Memory {
     pub(super) dtype: DType,
     pub(super) len: usize,
     /// The last submission whose commands use it.
-    used: AtomicU64,
+    pub(super) used: AtomicU64,
     /// Copies from here to other buffers, ready to be run again.
-    copies: Mutex<Vec<(Weak<Memory>, Launch)>>,
+    pub(super) copies: Mutex<Vec<(Weak<Memory>, Launch)>>,
+    /// What a small tensor holds, as long as the host was the last to write it: a step on the host need not wait for the
+    /// device then.
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    bytes: Vec<u8>,
+    valid: bool,
+}
+
+/// Tensors of more bytes are not remembered.
+const REMEMBERED: usize = 64;
+
+impl Memory {
+    /// The host has written `bytes`.
+    pub(super) fn remember(&self, bytes: &[u8]) {
+        if bytes.len() <= REMEMBERED {
+            let mut known = lock(&self.known);
+            known.bytes.clear();
+            known.bytes.extend_from_slice(bytes);
+            known.valid = true;
+        }
+    }
+
+    /// The device writes it.
+    pub(super) fn forget(&self) {
+        lock(&self.known).valid = false;
+    }
+
+    /// Its bytes, as ONNX has them, if they are known.
+    pub(super) fn known(&self) -> Option<Vec<u8>> {
+        let known = lock(&self.known);
+        known.valid.then(|| known.bytes.clone())
+    }
 }
 
 impl GpuBuffer {
     /// Says that the submission being gathered uses this buffer.
-    pub(super) fn touch(&self, shared: &Shared) {
-        self.0.used.store(shared.batch(), Ordering::Relaxed);
+    pub(super) fn touch(&self, stream: &Stream) {
+        self.0.used.store(stream.batch(), Ordering::Relaxed);
     }
-}
-
-/// Where bytes are read from.
-pub(super) struct Source<'a> {
-    pub(super) buffer: &'a wgpu::Buffer,
-    /// Bytes from its start: a multiple of 4, as the count.
-    pub(super) offset: usize,
-    pub(super) bytes: usize,
 }
 
 impl Shared {
@@ -51,160 +76,14 @@ impl Shared {
         let raw =
             self.buffer("tensor", bytes, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
         #[allow(clippy::arc_with_non_send_sync, reason = "as in device.rs")]
-        Ok(GpuBuffer(Arc::new(Memory { raw, dtype, len, used: AtomicU64::new(0), copies: Mutex::default() })))
-    }
-
-    pub(super) fn upload(&self, buffer: &GpuBuffer, bytes: &[u8]) -> Result<()> {
-        self.check()?;
-        let memory = &*buffer.0;
-        let wanted = memory.len * memory.dtype.size();
-        if bytes.len() != wanted {
-            return Err(err!(Device, "a transfer does not fill its buffer").expected(wanted).found(bytes.len()));
-        }
-        // Writes go to the queue at once: commands that were asked for before must be there already.
-        if memory.used.load(Ordering::Relaxed) == self.batch() {
-            self.submit();
-        }
-        let stored = to_device(memory.dtype, self.halves, bytes);
-        if !stored.is_empty() {
-            self.queue.write_buffer(&memory.raw, 0, &stored);
-        }
-        Ok(())
-    }
-
-    /// Copies a tensor; like all that outlives a run, only while no check has failed.
-    pub(super) async fn copy(&self, from: &GpuBuffer, to: &GpuBuffer) -> Result<()> {
-        self.check()?;
-        let (source, target) = (&from.0, &to.0);
-        if (source.dtype, source.len) != (target.dtype, target.len) {
-            return Err(err!(Device, "a copy between buffers of different kinds")
-                .expected(format!("{} of {}", target.len, target.dtype))
-                .found(format!("{} of {}", source.len, source.dtype)));
-        }
-        let is_target = |(other, _): &(Weak<Memory>, Launch)| std::ptr::eq(other.as_ptr(), Arc::as_ptr(target));
-        if !lock(&source.copies).iter().any(is_target) {
-            let launch = self.copy_launch(source, target).await?;
-            let mut copies = lock(&source.copies);
-            copies.retain(|(other, _)| other.strong_count() > 0);
-            copies.push((Arc::downgrade(target), launch));
-        }
-        if let Some((_, launch)) = lock(&source.copies).iter().find(|c| is_target(c)) {
-            self.record(|encoder| launch.encode(&mut encoder.begin_compute_pass(&Default::default())));
-        }
-        from.touch(self);
-        to.touch(self);
-        count(&self.made.dispatches, 1);
-        Ok(())
-    }
-
-    async fn copy_launch(&self, source: &Memory, target: &Memory) -> Result<Launch> {
-        let slot = |index| Slot { index, halves: storage(source.dtype, self.halves) == Storage::Half };
-        let place = |index, lasting| Some(Place { slot: slot(index), offset: 0, lasting });
-        let places =
-            Places { places: vec![place(1, false), place(2, true)], halves: self.halves, software: self.software };
-        let view = |id| View::contiguous(BufferId(id), source.dtype, &[source.len]);
-        let mut shader = Shader::new(&places);
-        let (read, write) = (shader.reads(&view(0)), shader.writes(&view(1)));
-        shader.line(write.moves("i", &read, "i"));
-        let dispatch = shader.launch_threads(source.len);
-        let buffer = |slot: Slot| match slot.index {
-            0 => &self.status,
-            1 => &source.raw,
-            _ => &target.raw,
-        };
-        launch(self, &dispatch, buffer).await
-    }
-
-    pub(super) async fn download(&self, buffer: &GpuBuffer, bytes: &mut [u8]) -> Result<()> {
-        let memory = &*buffer.0;
-        let wanted = memory.len * memory.dtype.size();
-        if bytes.len() != wanted {
-            return Err(err!(Device, "a transfer does not fill its buffer").expected(wanted).found(bytes.len()));
-        }
-        let stored = storage(memory.dtype, self.halves).bytes() * memory.len;
-        let source = Source { buffer: &memory.raw, offset: 0, bytes: stored.next_multiple_of(4) };
-        self.fetch(&[source], |data| to_host(memory.dtype, self.halves, &data[..stored], bytes)).await
-    }
-
-    /// Submits what has been asked for, waits for it, and hands over the bytes of `sources`, one after the other. Fails with
-    /// the error of a check that has failed.
-    pub(super) async fn fetch(&self, sources: &[Source<'_>], take: impl FnOnce(&[u8])) -> Result<()> {
-        self.check()?;
-        const STATUS: usize = 16;
-        let total = STATUS + sources.iter().map(|s| s.bytes).sum::<usize>();
-        let kept = lock(&self.readback).take().filter(|b| b.size() >= total as u64);
-        let readback = match kept {
-            Some(buffer) => buffer,
-            None => {
-                count(&self.made.buffers, 1);
-                self.device.create_buffer(&wgpu::BufferDescriptor {
-                    label: Some("readback"),
-                    size: (total as u64).next_power_of_two(),
-                    usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
-                    mapped_at_creation: false,
-                })
-            }
-        };
-        self.record(|encoder| {
-            encoder.copy_buffer_to_buffer(&self.status, 0, &readback, 0, STATUS as u64);
-            let mut at = STATUS as u64;
-            for source in sources.iter().filter(|s| s.bytes > 0) {
-                encoder.copy_buffer_to_buffer(source.buffer, source.offset as u64, &readback, at, source.bytes as u64);
-                at += source.bytes as u64;
-            }
-        });
-        self.submit();
-        count(&self.made.maps, 1);
-        self.map(&readback, total).await?;
-        let status = {
-            let data = readback
-                .get_mapped_range(..total as u64)
-                .map_err(|e| err!(Device, "the GPU's memory cannot be read: {e}"))?;
-            let words: [u32; 4] = std::array::from_fn(|i| {
-                u32::from_le_bytes([data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]])
-            });
-            take(&data[STATUS..]);
-            words
-        };
-        readback.unmap();
-        *lock(&self.readback) = Some(readback);
-        self.verdict(status)
-    }
-
-    /// Waits until a buffer can be read.
-    async fn map(&self, buffer: &wgpu::Buffer, bytes: usize) -> Result<()> {
-        type Answer = (Option<std::result::Result<(), wgpu::BufferAsyncError>>, Option<Waker>);
-        let answer: Arc<Mutex<Answer>> = Arc::default();
-        let said = answer.clone();
-        buffer.map_async(wgpu::MapMode::Read, ..bytes as u64, move |result| {
-            let mut answer = lock(&said);
-            answer.0 = Some(result);
-            if let Some(waker) = answer.1.take() {
-                waker.wake();
-            }
-        });
-        // Natively this waits (for another thread, too, that may be about to call back); a browser calls back later.
-        let polled = loop {
-            let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
-            if cfg!(target_arch = "wasm32") || polled.is_err() || lock(&answer).0.is_some() {
-                break polled;
-            }
-            std::thread::yield_now();
-        };
-        let result = std::future::poll_fn(|cx| {
-            let mut answer = lock(&answer);
-            if let Some(result) = answer.0.take() {
-                return Poll::Ready(result);
-            }
-            answer.1 = Some(cx.waker().clone());
-            Poll::Pending
-        });
-        let result = match polled {
-            Ok(_) => result.await,
-            Err(_) => Err(wgpu::BufferAsyncError),
-        };
-        self.check()?;
-        result.map_err(|e| err!(Device, "the GPU does not answer: {e}"))
+        Ok(GpuBuffer(Arc::new(Memory {
+            raw,
+            dtype,
+            len,
+            used: AtomicU64::new(0),
+            copies: Mutex::default(),
+            known: Mutex::default(),
+        })))
     }
 }
 

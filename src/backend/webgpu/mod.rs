@@ -12,6 +12,7 @@ mod axes;
 mod block;
 mod contraction;
 mod conv;
+mod depthwise;
 mod device;
 mod expr;
 mod facts;
@@ -26,18 +27,19 @@ mod lower;
 mod memory;
 mod pipelines;
 mod pool;
+#[cfg(test)]
+mod product_tests;
 mod program;
 mod reduce;
 mod rows;
 mod shader;
 mod sink;
 mod status;
-mod tiled;
-mod tiles;
-#[cfg(test)]
-mod product_tests;
+mod stream;
 #[cfg(test)]
 mod testing;
+mod tiled;
+mod tiles;
 mod walks;
 
 pub use device::{Counters, Options, WebGpu};
@@ -59,27 +61,27 @@ impl Backend for WebGpu {
     }
 
     fn layout(&self) -> Layout {
-        self.shared.layout()
+        self.stream.layout()
     }
 
     fn alloc(&self, dtype: DType, len: usize) -> Result<GpuBuffer> {
-        self.shared.alloc(dtype, len)
+        self.stream.alloc(dtype, len)
     }
 
     fn upload(&self, buffer: &GpuBuffer, bytes: &[u8]) -> Result<()> {
-        self.shared.upload(buffer, bytes)
+        self.stream.upload(buffer, bytes)
     }
 
     async fn download(&self, buffer: &GpuBuffer, bytes: &mut [u8]) -> Result<()> {
-        self.shared.download(buffer, bytes).await
+        self.stream.download(buffer, bytes).await
     }
 
     async fn copy(&self, from: &GpuBuffer, to: &GpuBuffer) -> Result<()> {
-        self.shared.copy(from, to).await
+        self.stream.copy(from, to).await
     }
 
     async fn compile(&self, plan: &Plan, inputs: &[GpuBuffer]) -> Result<GpuProgram> {
-        GpuProgram::compile(&self.shared, plan, inputs).await
+        GpuProgram::compile(&self.stream, plan, inputs).await
     }
 
     async fn run(&self, program: &mut GpuProgram, cx: &RunContext) -> Result<()> {
@@ -91,6 +93,6 @@ impl Backend for WebGpu {
     }
 
     fn flush(&self) {
-        self.shared.submit();
+        self.stream.submit();
     }
 }

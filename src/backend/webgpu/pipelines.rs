@@ -24,17 +24,36 @@ impl Shared {
         if let Some(known) = lock(&self.pipelines.known).get(&dispatch.source) {
             return Ok(known.clone());
         }
+        let made = self.compile_texts(&[dispatch]).await?;
+        Ok(made[0].clone())
+    }
+
+    /// Makes the pipelines of all dispatches, so that the driver can compile them side by side. If one is refused none is kept, and
+    /// [`Self::pipeline`] will tell which.
+    pub(super) async fn prepare_pipelines<'a>(&self, dispatches: impl Iterator<Item = &'a Dispatch>) {
+        let mut new: Vec<&Dispatch> = Vec::new();
+        for dispatch in dispatches {
+            let known = lock(&self.pipelines.known).contains_key(&dispatch.source);
+            if !known && !new.iter().any(|d| d.source == dispatch.source) {
+                new.push(dispatch);
+            }
+        }
+        let _ = self.compile_texts(&new).await;
+    }
+
+    async fn compile_texts(&self, dispatches: &[&Dispatch]) -> Result<Vec<Arc<Pipeline>>> {
         let invalid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
-        let made = self.compile_text(dispatch);
+        let made: Vec<Arc<Pipeline>> = dispatches.iter().map(|d| self.compile_text(d)).collect();
         // Both pops take effect now, whenever their answers come.
         let (internal, invalid) = (internal.pop(), invalid.pop());
         let (internal, invalid) = (internal.await, invalid.await);
         if let Some(error) = internal.or(invalid) {
             return Err(err!(Device, "the GPU's compiler refuses a kernel: {error}"));
         }
-        count(&self.made.pipelines, 1);
-        lock(&self.pipelines.known).insert(dispatch.source.clone(), made.clone());
+        count(&self.made.pipelines, made.len());
+        let mut known = lock(&self.pipelines.known);
+        known.extend(dispatches.iter().map(|d| d.source.clone()).zip(made.iter().cloned()));
         Ok(made)
     }
 
@@ -91,10 +110,10 @@ mod tests {
         for source in ["fn main() { no_such_function(); }", "not WGSL", "@compute @workgroup_size(1) fn other() {}"] {
             let source = source.to_owned();
             let dispatch = Dispatch { source, params: Vec::new(), slots: Vec::new(), groups: [1, 1] };
-            let error = now(gpu.shared.pipeline(&dispatch)).map(|_| ()).unwrap_err();
+            let error = now(gpu.stream.pipeline(&dispatch)).map(|_| ()).unwrap_err();
             assert_eq!(error.kind(), Kind::Device);
             assert!(error.to_string().contains("refuses a kernel"), "{error}");
-            gpu.shared.check().unwrap();
+            gpu.stream.check().unwrap();
         }
         assert_eq!(gpu.counters().pipelines, 0);
     }

@@ -8,23 +8,27 @@ use super::lower::{Lower, lower};
 use super::memory::{GpuBuffer, to_device};
 use super::pipelines::Pipeline;
 use super::shader::Dispatch;
-use super::{memory::Source, status};
+use super::stream::{Source, Stream};
+use super::status;
 use crate::error::{Error, Result, err};
 use crate::kernel::reference::{self, HostBuffers};
 use crate::kernel::{RunContext, View};
 use crate::plan::{Output, Placement, Plan};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use wgpu::BufferUsages;
 
 /// A compiled plan.
 pub struct GpuProgram {
-    shared: Arc<Shared>,
+    stream: Arc<Stream>,
     actions: Vec<Action>,
     places: Places,
     slots: Slots,
     /// Buffers that a run uses and that others may use, too.
     inputs: Vec<GpuBuffer>,
+    /// Those that a run writes.
+    written: Vec<GpuBuffer>,
     /// Dispatches of one run.
     dispatches: usize,
 }
@@ -63,15 +67,16 @@ struct Slots {
 const RUN_WORDS: usize = 5;
 
 impl GpuProgram {
-    pub(super) async fn compile(shared: &Arc<Shared>, plan: &Plan, inputs: &[GpuBuffer]) -> Result<Self> {
-        let (mut slots, places) = place(shared, plan, inputs)?;
+    pub(super) async fn compile(stream: &Arc<Stream>, plan: &Plan, inputs: &[GpuBuffer]) -> Result<Self> {
+        let (mut slots, places) = place(stream, plan, inputs)?;
         let (steps, scratch) = {
-            let mut known = lock(&shared.checks);
+            let mut known = lock(&stream.checks);
             let mut cx = Lower::new(&places, &mut known);
             let steps = plan.steps.iter().map(|step| {
                 if on_host(step) {
                     cx.forget(&step.writes);
-                    return HostStep::new(step, shared, plan, &places).map(|step| Work::Host(Box::new(step)));
+                    return HostStep::new(step, stream.halves, plan, inputs, &places)
+                        .map(|step| Work::Host(Box::new(step)));
                 }
                 lower(step, &mut cx).map(|dispatches| Work::Device(dispatches, step.from.clone()))
             });
@@ -81,18 +86,26 @@ impl GpuProgram {
             }
             (steps, cx.scratch)
         };
-        slots.list[Slot::SCRATCH.index as usize] = shared.buffer("scratch", scratch * 4, BufferUsages::STORAGE)?;
-        let mut program =
-            Self { shared: shared.clone(), actions: Vec::new(), places, slots, inputs: inputs.to_vec(), dispatches: 0 };
+        slots.list[Slot::SCRATCH.index as usize] = stream.buffer("scratch", scratch * 4, BufferUsages::STORAGE)?;
+        let mut program = Self {
+            stream: stream.clone(),
+            actions: Vec::new(),
+            places,
+            slots,
+            inputs: inputs.to_vec(),
+            written: written(plan, inputs),
+            dispatches: 0,
+        };
         program.prepare(steps).await?;
         Ok(program)
     }
 
     /// Makes pipelines and bind groups.
     async fn prepare(&mut self, steps: Vec<Work>) -> Result<()> {
-        let shared = self.shared.clone();
-        let all = steps.iter().flat_map(|w| if let Work::Device(list, _) = w { &**list } else { &[] });
-        let (params, mut offsets) = pack_params(&shared, all)?;
+        let shared = self.stream.clone();
+        let all = || steps.iter().flat_map(|w| if let Work::Device(list, _) = w { &**list } else { &[] });
+        let (params, mut offsets) = pack_params(&shared, all())?;
+        shared.prepare_pipelines(all()).await;
         for work in steps {
             let (dispatches, from) = match work {
                 Work::Host(step) => {
@@ -124,26 +137,28 @@ impl GpuProgram {
     }
 
     pub(super) async fn run(&mut self, cx: &RunContext) -> Result<()> {
-        let shared = self.shared.clone();
-        shared.check()?;
+        let stream = self.stream.clone();
+        stream.check()?;
         let words = [cx.seed as u32, (cx.seed >> 32) as u32, cx.step as u32, (cx.step >> 32) as u32, cx.finite as u32];
-        shared.upload(&self.slots.run, bytemuck::cast_slice(&words))?;
+        stream.upload(&self.slots.run, bytemuck::cast_slice(&words))?;
         for action in &mut self.actions {
             match action {
                 Action::Pass(launches) => {
-                    shared.record(|encoder| {
+                    stream.record(|encoder| {
                         let mut pass = encoder.begin_compute_pass(&Default::default());
                         launches.iter().for_each(|launch| launch.encode(&mut pass));
                     });
-                    self.inputs.iter().chain([&self.slots.run]).for_each(|buffer| buffer.touch(&shared));
+                    self.inputs.iter().chain([&self.slots.run]).for_each(|buffer| buffer.touch(&stream));
+                    self.written.iter().for_each(|buffer| buffer.0.forget());
                 }
                 Action::Host(step) => {
                     let buffer = |slot: Slot| &self.slots.list[slot.index as usize];
-                    step.run(&shared, buffer, cx).await?;
+                    let used = self.slots.run.0.used.load(Ordering::Relaxed);
+                    step.run(&stream, buffer, used, cx).await?;
                 }
             }
         }
-        count(&shared.made.dispatches, self.dispatches);
+        count(&stream.made.dispatches, self.dispatches);
         Ok(())
     }
 
@@ -164,9 +179,9 @@ impl GpuProgram {
                 bytes: part.bytes,
             })
             .collect();
-        let halves = self.shared.halves;
+        let halves = self.stream.halves;
         let mut result = Ok(());
-        self.shared
+        self.stream
             .fetch(&sources, |mut data| {
                 for (part, tensor) in &mut parts {
                     let (own, rest) = data.split_at(part.bytes);
@@ -183,7 +198,7 @@ impl GpuProgram {
     /// The bytes that hold what a view sees.
     fn part(&self, view: &View) -> Part {
         let place = self.places.of(view.buffer);
-        let size = storage(view.dtype, self.shared.halves).bytes();
+        let size = storage(view.dtype, self.stream.halves).bytes();
         let (low, high) = view.span().expect("views of no elements are not read");
         // From a multiple of 4 to a multiple of 4.
         let start = (place.offset + low * size) / 4 * 4;
@@ -223,6 +238,19 @@ impl Part {
     }
 }
 
+/// The inputs that a plan writes.
+fn written(plan: &Plan, inputs: &[GpuBuffer]) -> Vec<GpuBuffer> {
+    let mut written: Vec<usize> = Vec::new();
+    for view in plan.steps.iter().flat_map(|step| &step.writes) {
+        if let Placement::Input(k) = plan.buffers[view.buffer.index()]
+            && !written.contains(&k)
+        {
+            written.push(k);
+        }
+    }
+    written.into_iter().map(|k| inputs[k].clone()).collect()
+}
+
 /// The first output, if it is one floating number that the device computes.
 fn loss_of(plan: &Plan) -> Option<&View> {
     match plan.outputs.first() {
@@ -234,7 +262,7 @@ fn loss_of(plan: &Plan) -> Option<&View> {
 }
 
 /// The GPU buffers of a plan, and where its tensors lie in them.
-fn place(shared: &Arc<Shared>, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, Places)> {
+fn place(shared: &Stream, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, Places)> {
     const USE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
     let run = shared.alloc(DType::U32, RUN_WORDS)?;
     // The third is replaced when the need of scratch is known.
