@@ -22,7 +22,7 @@ pub(crate) fn devices() -> &'static [(Any, &'static str)] {
         let mut devices = vec![(Any::Cpu(Cpu), "cpu")];
         let mut software = None;
         for (name, f16) in [("webgpu", true), ("webgpu-plain", false)] {
-            match now(WebGpu::open_with(GpuOptions { f16, software })) {
+            match now(WebGpu::open_with(GpuOptions { f16, software, ..GpuOptions::default() })) {
                 Ok(gpu) => {
                     software = Some(!gpu.is_software());
                     devices.push((Any::WebGpu(gpu), name));

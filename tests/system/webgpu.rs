@@ -77,6 +77,28 @@ fn trains_like_the_cpu() {
     }
 }
 
+/// Where no buffer holds all temporaries of a step they lie in several.
+#[test]
+fn small_buffers() {
+    for (name, largest_buffer) in [("mobilenet", 480 << 10), ("transformer", 24 << 10)] {
+        let case = case(name);
+        let state = initial(&case);
+        let (mut module, mut optimizer) = start_on(&case, &state, Cpu);
+        let wanted = train(&case, &mut module, &mut optimizer, 3);
+        for (gpu, device) in gpus() {
+            let options = GpuOptions { f16: gpu.has_f16(), software: Some(gpu.is_software()), largest_buffer };
+            let (mut module, mut optimizer) = start_on(&case, &state, now(WebGpu::open_with(options)).unwrap());
+            let arenas = module.plan(true, &case.inputs()).unwrap().arenas.clone();
+            assert!(arenas.len() > 1, "{name} on {device}: {arenas:?}");
+            assert!(arenas.iter().all(|a| a.bytes <= largest_buffer), "{name} on {device}: {arenas:?}");
+            let losses = train(&case, &mut module, &mut optimizer, 3);
+            for (got, want) in losses.iter().zip(&wanted) {
+                assert!((got - want).abs() <= 2e-4 * want.abs(), "{name} on {device}: {losses:?}, the CPU {wanted:?}");
+            }
+        }
+    }
+}
+
 /// One submission a step, optimizer included, and nothing made or mapped unless the loss is read.
 #[test]
 fn a_steady_step_makes_nothing() {
@@ -84,7 +106,7 @@ fn a_steady_step_makes_nothing() {
         let case = case(name);
         for (gpu, device) in gpus() {
             // A device of its own, which no other test makes count.
-            let options = GpuOptions { f16: gpu.has_f16(), software: Some(gpu.is_software()) };
+            let options = GpuOptions { f16: gpu.has_f16(), software: Some(gpu.is_software()), ..GpuOptions::default() };
             let gpu = now(WebGpu::open_with(options)).unwrap();
             let (mut module, mut optimizer) = start_on(&case, &initial(&case), gpu.clone());
             let step = |module: &mut Module<WebGpu>, optimizer: &mut Optimizer<WebGpu>| {

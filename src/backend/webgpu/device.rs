@@ -21,11 +21,13 @@ pub struct Options {
     pub f16: bool,
     /// Use the kernels for software on a CPU, or those for a GPU? `None`: what the adapter is.
     pub software: Option<bool>,
+    /// The most bytes of one GPU buffer, if less than the adapter offers. Temporaries of a step may lie in several.
+    pub largest_buffer: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { f16: true, software: None }
+        Self { f16: true, software: None, largest_buffer: usize::MAX }
     }
 }
 
@@ -139,6 +141,7 @@ impl WebGpu {
             adapter.request_device(&descriptor).await.map_err(|e| err!(Device, "the GPU gives no device: {e}"))?;
         let trouble = watch(&device);
         let piece = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(MOST_BYTES) as usize;
+        let piece = piece.min(options.largest_buffer).max(256);
         let name = format!("{} ({:?}, {:?})", info.name, info.device_type, info.backend);
         let software = info.device_type == wgpu::DeviceType::Cpu || is_software(&info.name);
         let software = options.software.unwrap_or(software);
