@@ -4,7 +4,7 @@
 //! what stands before it (a test holds this).
 //!
 //! ```text
-//! bytes ──onnx──▶ Graph ──passes, grad──▶ Graph ──plan──▶ Plan ──backend──▶ CPU
+//! bytes ──onnx──▶ Graph ──passes, grad──▶ Graph ──plan──▶ Plan ──backend──▶ CPU · WebGPU
 //!                   ▲   (loss, backward,            │                │ tensors stay there
 //!                   │    accumulation)              │                ▼
 //!           artifacts (.onnx files)                 │      train: Module · Optimizer · Scheduler
@@ -74,7 +74,7 @@ pub mod artifacts;
 /// What a run does for given input sizes: kernels, order, memory.
 pub mod plan;
 
-/// Devices.
+/// Devices: the processor, and the GPU through WebGPU.
 pub mod backend;
 
 /// Modules, optimizers, schedulers, data.

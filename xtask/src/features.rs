@@ -20,7 +20,7 @@ pub(crate) struct Args {
 const PART: &str = "features";
 
 /// Every backend runs the whole kernel set and every operator lowers to it, so a backend is a column of marks.
-const BACKENDS: [&str; 2] = ["cpu", "wasm"];
+const BACKENDS: [&str; 3] = ["cpu", "wasm", "webgpu"];
 
 impl Args {
     pub(crate) fn run(self) -> Result<()> {
