@@ -56,6 +56,8 @@ async function test(name, work) {
   }
 }
 
+const check = (name, ...given) => page.evaluate(([name, given]) => window.check(name, ...given), [name, given]);
+await test("a cold start on the GPU", () => check("coldStart"));
 await test("a LoadError is one", async () => {
   assert.deepEqual(await page.evaluate(() => window.refuse()), ["LoadError", "Load", true]);
 });
@@ -75,7 +77,6 @@ for (const name of await page.evaluate(() => window.names)) {
     return onWasm;
   });
 }
-const check = (name, ...given) => page.evaluate(([name, given]) => window.check(name, ...given), [name, given]);
 await test("a steady step makes no GPU object and maps nothing", () => check("steadyState"));
 await test("the demo's network walks one path on both devices", () => check("samePath", 50));
 await test("a lost device loses nothing that was saved", () => check("lostDevice"));

@@ -219,6 +219,25 @@ async function demo(read, size) {
   return { artifacts, data: { feeds } };
 }
 
+/** How long the demo's network takes from nothing to its first loss, and what had to be made for it. For a page of its own. */
+export async function coldStart(read) {
+  const { artifacts, data } = await demo(read, 32);
+  const start = performance.now();
+  await init({ device: "webgpu" });
+  const trained = await session(ontrain, artifacts);
+  const made = performance.now();
+  const { loss } = await trained.module.trainStep(data.feeds(0));
+  await trained.optimizer.step();
+  await trained.module.getParameter(trained.state.parameters.names[0]);
+  const end = performance.now();
+  check(Number.isFinite(loss), `the loss is ${loss}`);
+  const { buffers, bindGroups, pipelines } = (await rawDevice("webgpu")).counters;
+  check(pipelines > 0 && pipelines < 100, `${pipelines} pipelines for one network`);
+  await trained.release();
+  await init({ device: "wasm" });
+  return { "ms to the modules": made - start, "ms to the first step": end - start, buffers, bindGroups, pipelines };
+}
+
 /** A step of the steady state makes no GPU object, submits once, and maps nothing unless its loss is read. */
 export async function steadyState(read) {
   const { artifacts, data } = await demo(read, 8);
