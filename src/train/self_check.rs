@@ -46,8 +46,8 @@ pub async fn self_check<B: Backend + Clone>(device: &B) -> Result<()> {
 fn compare(what: &str, found: &[f64], wanted: &[f64]) -> Result<()> {
     let most = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     for (found, wanted) in found.iter().zip(wanted) {
-        // Also true of NaN.
-        if !((found - wanted).abs() <= TOLERANCE * most) {
+        let near = (found - wanted).abs() <= TOLERANCE * most; // never of NaN
+        if !near {
             bail!(
                 Device,
                 "the device does not pass the self-check: {what} is {found}, not {wanted} as on the processor"

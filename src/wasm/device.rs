@@ -1,7 +1,7 @@
 //! Devices.
 
 use super::task::start;
-use super::{JsResult, set};
+use super::JsResult;
 use crate::backend::{Any, Backend, cpu::Cpu};
 use crate::train::self_check;
 use wasm_bindgen::prelude::*;
@@ -47,7 +47,7 @@ impl RawDevice {
                     ("maps", counters.maps),
                     ("dispatches", counters.dispatches),
                 ] {
-                    set(&object, name, &count.into());
+                    super::set(&object, name, &count.into());
                 }
                 object
             }
