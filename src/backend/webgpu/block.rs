@@ -47,7 +47,7 @@ pub(super) fn block(product: &Contraction<'_>, b: Block, choice: &Choice, places
     let shape = product.shape();
     let width = b.lanes * b.cols;
     let (down, across) = (shape.m.div_ceil(b.rows), shape.n.div_ceil(width));
-    place(&mut s, &access, [down, across]);
+    place(&mut s, &access, [down, across], choice);
     access.bases(product, &mut s);
     let rows: Vec<String> = (0..b.rows).map(|i| i.to_string()).collect();
     let cols: Vec<String> = (0..b.cols).map(|j| j.to_string()).collect();
@@ -70,36 +70,52 @@ pub(super) fn block(product: &Contraction<'_>, b: Block, choice: &Choice, places
             cols.iter().for_each(|col| s.line(format!("s{row}_{col} += a{row} * b{col};")));
         }
     });
+    // As a loop over rows, because the text of a store takes software longest to compile.
+    s.line(format!(
+        "var sums = array<f32, {}>({});",
+        b.rows * b.cols,
+        sums.map(|(row, col)| format!("s{row}_{col}")).collect::<Vec<_>>().join(", ")
+    ));
     sink.batch(&mut s);
-    for (i, row) in rows.iter().enumerate() {
-        s.line(format!("let y{row}_in = gy * {}u + {i}u < {};", b.rows, access.rows.size));
-        sink.row(&mut s, row);
-    }
     for (j, col) in cols.iter().enumerate() {
         s.line(format!("let x{col}_in = gx * {width}u + {}u + lane < {};", j * b.lanes, access.cols.size));
         sink.col(&mut s, col);
     }
+    s.line(format!("for (var row = 0u; row < {}u; row++) {{", b.rows));
+    s.line(format!("let y_at = gy * {}u + row;", b.rows));
+    s.line(format!("let y = min(y_at, {} - 1u);", access.rows.size));
+    s.line(format!("let y_in = y_at < {};", access.rows.size));
+    access.rows.split(&mut s, "");
+    sink.row(&mut s, "");
     let (whole_down, whole_across) = (shape.m.is_multiple_of(b.rows), shape.n.is_multiple_of(width));
-    for (row, col) in sums {
+    for (j, col) in cols.iter().enumerate() {
         let condition = match (whole_down, whole_across) {
             (true, true) => None,
             (true, false) => Some(format!("x{col}_in")),
-            (false, true) => Some(format!("y{row}_in")),
-            (false, false) => Some(format!("y{row}_in & x{col}_in")),
+            (false, true) => Some("y_in".into()),
+            (false, false) => Some(format!("y_in & x{col}_in")),
         };
-        sink.store(&mut s, [row, col], &format!("s{row}_{col}"), condition.as_deref());
+        sink.store(&mut s, ["", col], &format!("sums[row * {}u + {j}u]", b.cols), condition.as_deref());
     }
+    s.line("}");
     s.launch_groups(b.lanes, down * across * shape.batch * choice.splits)
 }
 
 /// Takes the number `g` of the workgroup apart: `gy` and `gx` (which block of rows, of columns), `z` and its digits, `split`.
-pub(super) fn place(s: &mut Shader<'_>, access: &Access, [down, across]: [usize; 2]) {
-    let (down, across, batch) = (s.param(down), s.param(across), &access.batch.size);
-    for (name, rest, before, size) in
-        [("gx", "g_y", "g", &across), ("gy", "g_z", "g_y", &down), ("z", "split", "g_z", batch)]
-    {
-        s.line(format!("let {rest} = {before} / {size};"));
-        s.line(format!("let {name} = {before} - {rest} * {size};"));
+pub(super) fn place(s: &mut Shader<'_>, access: &Access, [down, across]: [usize; 2], choice: &Choice) {
+    let mut rest = "g";
+    let mut next = |name: &str, before: &'static str, size: &str, s: &mut Shader<'_>| {
+        s.line(format!("let {before} = {rest} / {size};"));
+        s.line(format!("let {name} = {rest} - {before} * {size};"));
+        rest = before;
+    };
+    let (down, across) = (s.param(down), s.param(across));
+    next("gx", "g_y", &across, s);
+    next("gy", "g_z", &down, s);
+    if choice.splits > 1 {
+        next("z", "split", &access.batch.size, s);
+    } else {
+        s.line("let z = g_z;");
     }
     access.batch.split(s, "");
 }

@@ -2,6 +2,7 @@
 //! gradient: an input channel), and k counts the rest.
 
 use super::contraction::{self, Contraction, Digit, Phase, Residue, Term, Window};
+use super::depthwise;
 use super::lower::Lower;
 use super::shader::Dispatch;
 use crate::error::{Result, bail};
@@ -9,6 +10,9 @@ use crate::kernel::{Conv, Direction, Step, View};
 
 pub(super) fn lower(kernel: &Conv, step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
     let g = Geometry::new(kernel, step)?;
+    if let Some(dispatches) = depthwise::lower(&g, kernel.direction, step.reads.get(2), cx) {
+        return Ok(dispatches);
+    }
     let product = match kernel.direction {
         Direction::Forward => g.forward(step.reads.get(2)),
         Direction::InputGrad => g.input_gradient(),
@@ -19,34 +23,34 @@ pub(super) fn lower(kernel: &Conv, step: &Step, cx: &mut Lower<'_>) -> Result<Ve
 
 /// A spatial axis.
 #[derive(Clone, Copy, Debug)]
-struct Axis {
-    input: usize,
-    output: usize,
-    window: usize,
-    stride: usize,
-    dilation: usize,
-    pad: usize,
+pub(super) struct Axis {
+    pub(super) input: usize,
+    pub(super) output: usize,
+    pub(super) window: usize,
+    pub(super) stride: usize,
+    pub(super) dilation: usize,
+    pub(super) pad: usize,
     /// Strides in x, w and y.
-    x: isize,
-    w: isize,
-    y: isize,
+    pub(super) x: isize,
+    pub(super) w: isize,
+    pub(super) y: isize,
 }
 
 /// The tensors of a convolution and their axes.
-struct Geometry<'a> {
-    x: &'a View,
-    w: &'a View,
-    y: &'a View,
+pub(super) struct Geometry<'a> {
+    pub(super) x: &'a View,
+    pub(super) w: &'a View,
+    pub(super) y: &'a View,
     groups: usize,
     /// Channels of a group: in, out.
-    inside: usize,
-    outside: usize,
-    axes: Vec<Axis>,
+    pub(super) inside: usize,
+    pub(super) outside: usize,
+    pub(super) axes: Vec<Axis>,
 }
 
 impl Axis {
     /// Do windows lie inside the input altogether?
-    fn is_inside(&self) -> bool {
+    pub(super) fn is_inside(&self) -> bool {
         let reach = self.output.saturating_sub(1) * self.stride + (self.window.max(1) - 1) * self.dilation;
         self.pad == 0 && reach < self.input
     }

@@ -5,7 +5,7 @@ use super::lower::{Lower, lower};
 use super::shader::Dispatch;
 use super::status::Checks;
 use super::testing::{places, validate};
-use super::tiles::{Choice, Shape, TILES, Variant, choose};
+use super::tiles::{Block, Choice, Shape, TILES, Variant, choose};
 use crate::kernel::{BufferId, Conv, Direction, Gemm, Kernel, Step, View};
 use crate::tensor::DType;
 
@@ -140,6 +140,8 @@ fn every_variant_is_chosen() {
         let found = (3..22usize).map(|p| choose(&shape(1 << (p / 2), 1 << p.div_ceil(2), 256), true, false));
         assert!(found.into_iter().any(|c| c.variant == Variant::Tile(tile)), "{tile:?}");
     }
+    let large = choose(&shape(512, 512, 512), true, true).variant;
+    assert_eq!(large, Variant::Block(Block { lanes: 16, rows: 8, cols: 8 }));
     assert_eq!(choose(&shape(100, 3, 100), true, false).variant, Variant::Plain);
     assert_eq!(choose(&shape(100, 100, 100), false, false).variant, Variant::Plain);
     for (m, n) in [(1, 1), (1, 10), (10, 1), (32, 10), (7, 49), (64, 100), (1000, 17), (8, 64), (9, 65)] {

@@ -16,7 +16,7 @@ pub(super) fn tiled(product: &Contraction<'_>, t: &Tile, choice: &Choice, places
     let sink = Sink::new(product, Arithmetic::Float, choice.splits, &mut s);
     let shape = product.shape();
     let (down, across) = (shape.m.div_ceil(t.rows), shape.n.div_ceil(t.cols));
-    place(&mut s, &access, [down, across]);
+    place(&mut s, &access, [down, across], choice);
     access.bases(product, &mut s);
     let left = Loader::new(&access.left, &access.rows, "tile_l", ["y", "gy"], t.rows, t);
     let right = Loader::new(&access.right, &access.cols, "tile_r", ["x", "gx"], t.cols, t);

@@ -104,22 +104,29 @@ fn splits(shape: &Shape, wanted: usize, have: usize) -> usize {
     if parts < 2 { 1 } else { parts }
 }
 
+/// Products from which a block of 8 x 8 is worth its compilation.
+const LARGE: usize = 1 << 23;
+/// Products from which sums are split, if there are few blocks: it costs a dispatch more.
+const LONG: usize = 1 << 18;
+/// Blocks that keep the cores of a processor busy.
+const BLOCKS: usize = 16;
+
 /// Software runs 4 invocations at a time (SwiftShader) or 8 (lavapipe) as one vector, and workgroups on the processor's cores.
-/// Loads are by far the dearest there, so that a block of 8 x 4 outputs, which needs 12 of them for 32 products, is near the best;
-/// larger ones take too long to compile. Blocks of a product have one size, as small as can be.
+/// Loads are by far the dearest there, so that large blocks are fast: one of 8 x 4 outputs needs 12 loads for 32 products. But
+/// large ones also take long to compile. All blocks of a product have one size, as small as can be.
 fn on_software(shape: Shape) -> Choice {
     const LANES: usize = 4;
     let transposed = shape.n < 4 * LANES && shape.m > shape.n;
     let (m, n) = if transposed { (shape.n, shape.m) } else { (shape.m, shape.n) };
+    let products = shape.outputs() * shape.k;
     let rows = m.div_ceil(m.div_ceil(8));
-    let cols = n.div_ceil(LANES).min(4);
+    let cols = n.div_ceil(LANES).min(if products >= LARGE { 8 } else { 4 });
     let vectors = n.div_ceil(LANES * cols);
     let across = vectors.div_ceil(4);
     let lanes = LANES * vectors.div_ceil(across);
     let cols = n.div_ceil(lanes * across);
     let block = Block { lanes, rows, cols };
-    let groups = shape.batch * m.div_ceil(rows) * across;
-    // Splitting pays for long sums only: it costs a dispatch more.
-    let parts = if groups < 8 && shape.outputs() * shape.k > 1 << 18 { splits(&shape, 16, groups) } else { 1 };
+    let blocks = shape.batch * m.div_ceil(rows) * across;
+    let parts = if blocks < BLOCKS / 2 && products >= LONG { splits(&shape, BLOCKS, blocks) } else { 1 };
     Choice { variant: Variant::Block(block), transposed, splits: parts }
 }
