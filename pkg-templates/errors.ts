@@ -84,7 +84,7 @@ export class StateError extends OntrainError {
   }
 }
 
-/** The device failed or lacks something. */
+/** A device that is not there, too small, out of memory or lost, or a tensor that does not fit it. What was saved is intact. */
 export class DeviceError extends OntrainError {
   override get kind() {
     return "Device" as const;

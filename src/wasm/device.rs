@@ -1,7 +1,7 @@
 //! Devices.
 
-use super::task::start;
 use super::JsResult;
+use super::task::start;
 use crate::backend::{Any, Backend, cpu::Cpu};
 use crate::train::self_check;
 use wasm_bindgen::prelude::*;
