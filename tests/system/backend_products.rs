@@ -63,13 +63,51 @@ fn gemm() {
     }
 }
 
+/// One shape for each loop nest of the GPU's two sets of kernels: tiles of every size, blocks of every size, one output per
+/// invocation; rows, columns and sums that do not fill them; sums in parts.
 #[test]
-fn gemm_of_integers() {
-    for dtype in [DType::I32, DType::I64, DType::U8] {
-        let mut case = Case::new(format!("gemm of {dtype}"));
-        let (a, b) = (case.numbers(dtype, &[4, 5]), case.numbers(dtype, &[5, 3]));
-        let out = case.numbers(dtype, &[4, 3]);
-        case.read(a).read(b).write(out).check(Kernel::Gemm(Gemm { alpha: 1.0, beta: 0.0 }), 0.0);
+fn gemm_of_every_variant() {
+    // batch, m, k, n
+    let sizes = [
+        (64, 70, 9, 70),
+        (128, 40, 5, 37),
+        (1, 40, 600, 40),
+        (1, 4, 1000, 5),
+        (1, 20, 2000, 30),
+        (1, 72, 450, 260),
+        (2, 9, 33, 65),
+        (1, 100, 17, 3),
+        (1, 200, 1000, 2),
+    ];
+    for (batch, m, k, n) in sizes {
+        for layout in 0..4 {
+            let mut case = Case::new(format!("gemm {batch}x{m}x{k}x{n} layout {layout}"));
+            let order = |bit: usize| if layout >> bit & 1 == 1 { [0, 2, 1] } else { [0, 1, 2] };
+            let a = case.strided(DType::F32, &[batch, m, k], &order(0), 1);
+            let b = case.strided(DType::F32, &[batch, k, n], &order(1), 1);
+            let c = case.numbers(DType::F32, &[n]).broadcast_to(&[batch, m, n]);
+            let out = case.numbers(DType::F32, &[batch, m, n]);
+            let kernel = Gemm { alpha: 1.0, beta: [1.0, 0.5][layout / 2] };
+            case.read(a).read(b).read(c).write(out).check(Kernel::Gemm(kernel), 2e-5);
+        }
+    }
+}
+
+#[test]
+fn gemm_of_every_dtype() {
+    for dtype in DType::ALL {
+        for (m, k, n) in [(4, 5, 3), (33, 70, 20)] {
+            for (alpha, beta) in [(1.0, 0.0), (-2.0, 0.0), (1.0, 1.0), (3.0, -2.0)] {
+                let mut case = Case::new(format!("gemm {m}x{k}x{n} of {dtype}, alpha {alpha}, beta {beta}"));
+                let (a, b) = (case.numbers(dtype, &[2, m, k]), case.numbers(dtype, &[2, k, n]));
+                let (c, out) = (case.numbers(dtype, &[n]).broadcast_to(&[2, m, n]), case.numbers(dtype, &[2, m, n]));
+                let case = case.read(a).read(b);
+                let case = if beta != 0.0 { case.read(c) } else { case };
+                // Rounding to a float of 16 bits, of sums that differ a little.
+                let tolerance = if dtype.size() == 2 { 1e-2 } else { 2e-5 };
+                case.write(out).check(Kernel::Gemm(Gemm { alpha, beta }), tolerance);
+            }
+        }
     }
 }
 
@@ -269,6 +307,106 @@ fn conv() {
             dilations: &[1, 1],
             pads: &[(1, 1), (1, 1)],
         },
+        C {
+            batch: 4,
+            channels: (16, 40),
+            groups: 1,
+            image: &[14, 14],
+            window: &[3, 3],
+            strides: &[2, 2],
+            dilations: &[1, 1],
+            pads: &[(1, 1), (1, 1)],
+        },
+        C {
+            batch: 3,
+            channels: (70, 66),
+            groups: 1,
+            image: &[9, 9],
+            window: &[1, 1],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(0, 0), (0, 0)],
+        },
+        C {
+            batch: 2,
+            channels: (12, 20),
+            groups: 1,
+            image: &[23],
+            window: &[5],
+            strides: &[4],
+            dilations: &[2],
+            pads: &[(3, 4)],
+        },
+        C {
+            batch: 2,
+            channels: (3, 4),
+            groups: 1,
+            image: &[11, 10],
+            window: &[2, 4],
+            strides: &[3, 2],
+            dilations: &[1, 3],
+            pads: &[(0, 1), (4, 4)],
+        },
+        C {
+            batch: 8,
+            channels: (2, 3),
+            groups: 1,
+            image: &[28, 30],
+            window: &[5, 5],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(2, 2), (2, 2)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 2),
+            groups: 5,
+            image: &[13, 11],
+            window: &[5, 5],
+            strides: &[2, 2],
+            dilations: &[1, 1],
+            pads: &[(2, 2), (2, 2)],
+        },
+        C {
+            batch: 3,
+            channels: (1, 1),
+            groups: 7,
+            image: &[21],
+            window: &[4],
+            strides: &[3],
+            dilations: &[2],
+            pads: &[(2, 1)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 3),
+            groups: 4,
+            image: &[10, 9],
+            window: &[3, 3],
+            strides: &[1, 1],
+            dilations: &[2, 2],
+            pads: &[(2, 2), (1, 3)],
+        },
+        C {
+            batch: 1,
+            channels: (1, 1),
+            groups: 3,
+            image: &[30, 30],
+            window: &[9, 9],
+            strides: &[1, 1],
+            dilations: &[1, 1],
+            pads: &[(4, 4), (4, 4)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 1),
+            groups: 4,
+            image: &[16, 15],
+            window: &[2, 3],
+            strides: &[5, 4],
+            dilations: &[1, 1],
+            pads: &[(0, 0), (1, 1)],
+        },
     ];
     for (i, c) in table.iter().enumerate() {
         for direction in [Direction::Forward, Direction::InputGrad, Direction::WeightGrad] {
@@ -276,10 +414,8 @@ fn conv() {
                 if bias && direction != Direction::Forward {
                     continue;
                 }
-                for dtype in [DType::F32, DType::F64] {
-                    if dtype == DType::F64 && i % 4 != 0 {
-                        continue;
-                    }
+                let others = [DType::F64, DType::F16, DType::I32, DType::BF16, DType::I64, DType::U8];
+                for dtype in [DType::F32, others[i % others.len()]] {
                     let mut case = Case::new(format!("conv {i} {direction:?} {dtype}"));
                     let spatial = c.output();
                     let (inside, outside) = (c.channels.0 * c.groups, c.channels.1 * c.groups);
@@ -303,7 +439,8 @@ fn conv() {
                         dilations: c.dilations.to_vec(),
                         pads_begin: c.pads.iter().map(|p| p.0).collect(),
                     };
-                    case.write(out).check(Kernel::Conv(kernel), 3e-5);
+                    let tolerance = if dtype.size() == 2 { 1e-2 } else { 3e-5 };
+                    case.write(out).check(Kernel::Conv(kernel), tolerance);
                 }
             }
         }
