@@ -240,6 +240,21 @@ fn a_lost_device() {
     train(&case, &mut module, &mut optimizer, 1);
 }
 
+/// Its memory goes after the commands that use it, and nobody else notices.
+#[test]
+fn a_module_dropped_in_mid_step() {
+    let case = case("mlp");
+    for (gpu, _) in gpus() {
+        let (mut kept, mut optimizer) = start_on(&case, &initial(&case), gpu.clone());
+        for _ in 0..3 {
+            let (mut module, _) = start_on(&case, &initial(&case), gpu.clone());
+            now(module.start_train_step(&case.inputs())).unwrap();
+            drop(module);
+            train(&case, &mut kept, &mut optimizer, 1);
+        }
+    }
+}
+
 /// A tensor that no buffer of the GPU holds is an error before anything runs, at the node that makes it.
 #[test]
 fn tensors_over_the_limit() {

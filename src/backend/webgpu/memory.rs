@@ -1,16 +1,14 @@
 //! Tensors on the device: allocation, and the change between ONNX's bytes and the device's.
 
-use super::device::{Shared, lock};
+use super::device::lock;
 use super::layout::{Storage, storage};
 use super::program::Launch;
 use super::stream::Stream;
-use crate::error::{Result, err};
 use crate::tensor::DType;
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use wgpu::BufferUsages;
 
 /// A tensor on the GPU. A clone is the same memory.
 #[derive(Clone)]
@@ -19,6 +17,8 @@ pub struct GpuBuffer(pub(super) Arc<Memory>);
 /// A GPU buffer that holds one tensor.
 pub(super) struct Memory {
     pub(super) raw: wgpu::Buffer,
+    /// The stream whose commands use it.
+    pub(super) stream: Weak<Stream>,
     pub(super) dtype: DType,
     pub(super) len: usize,
     /// The last submission whose commands use it.
@@ -27,11 +27,11 @@ pub(super) struct Memory {
     pub(super) copies: Mutex<Vec<(Weak<Memory>, Launch)>>,
     /// What a small tensor holds, as long as the host was the last to write it: a step on the host need not wait for the
     /// device then.
-    known: Mutex<Known>,
+    pub(super) known: Mutex<Known>,
 }
 
 #[derive(Default)]
-struct Known {
+pub(super) struct Known {
     bytes: Vec<u8>,
     valid: bool,
 }
@@ -69,21 +69,16 @@ impl GpuBuffer {
     }
 }
 
-impl Shared {
-    pub(super) fn alloc(&self, dtype: DType, len: usize) -> Result<GpuBuffer> {
-        let bytes = self.layout().bytes(dtype, len);
-        let bytes = bytes.ok_or_else(|| err!(Device, "{len} elements of {dtype} cannot be addressed"))?;
-        let raw =
-            self.buffer("tensor", bytes, BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST)?;
-        #[allow(clippy::arc_with_non_send_sync, reason = "as in device.rs")]
-        Ok(GpuBuffer(Arc::new(Memory {
-            raw,
-            dtype,
-            len,
-            used: AtomicU64::new(0),
-            copies: Mutex::default(),
-            known: Mutex::default(),
-        })))
+impl Drop for Memory {
+    /// Browsers free a buffer when their garbage collector gets to it, which may be too late: so it is destroyed here, after
+    /// commands that use it are on their way.
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.upgrade()
+            && self.used.load(Ordering::Relaxed) == stream.batch()
+        {
+            stream.submit();
+        }
+        self.raw.destroy();
     }
 }
 

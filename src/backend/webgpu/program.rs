@@ -8,8 +8,8 @@ use super::lower::{Lower, lower};
 use super::memory::{GpuBuffer, to_device};
 use super::pipelines::Pipeline;
 use super::shader::Dispatch;
-use super::stream::{Source, Stream};
 use super::status;
+use super::stream::{Source, Stream};
 use crate::error::{Error, Result, err};
 use crate::kernel::reference::{self, HostBuffers};
 use crate::kernel::{RunContext, View};
@@ -31,6 +31,15 @@ pub struct GpuProgram {
     written: Vec<GpuBuffer>,
     /// Dispatches of one run.
     dispatches: usize,
+}
+
+impl Drop for GpuProgram {
+    /// Commands that use its buffers must be on their way before those are destroyed.
+    fn drop(&mut self) {
+        if self.slots.run.0.used.load(Ordering::Relaxed) == self.stream.batch() {
+            self.stream.submit();
+        }
+    }
 }
 
 /// What a run does, in order.
@@ -61,6 +70,15 @@ struct Slots {
     list: Vec<wgpu::Buffer>,
     /// What the run is told; `RUN`.
     run: GpuBuffer,
+    /// Those that nobody else uses.
+    own: Vec<wgpu::Buffer>,
+}
+
+impl Drop for Slots {
+    /// As for [`Memory`](super::memory::Memory): browsers would free the memory late.
+    fn drop(&mut self) {
+        self.own.iter().for_each(wgpu::Buffer::destroy);
+    }
 }
 
 /// Words of the run's context: seed, step (each low word first), 1 if a loss must be finite.
@@ -86,7 +104,9 @@ impl GpuProgram {
             }
             (steps, cx.scratch)
         };
-        slots.list[Slot::SCRATCH.index as usize] = stream.buffer("scratch", scratch * 4, BufferUsages::STORAGE)?;
+        let scratch = stream.buffer("scratch", scratch * 4, BufferUsages::STORAGE)?;
+        slots.own.push(scratch.clone());
+        slots.list[Slot::SCRATCH.index as usize] = scratch;
         let mut program = Self {
             stream: stream.clone(),
             actions: Vec::new(),
@@ -105,6 +125,7 @@ impl GpuProgram {
         let shared = self.stream.clone();
         let all = || steps.iter().flat_map(|w| if let Work::Device(list, _) = w { &**list } else { &[] });
         let (params, mut offsets) = pack_params(&shared, all())?;
+        self.slots.own.push(params.clone());
         shared.prepare_pipelines(all()).await;
         for work in steps {
             let (dispatches, from) = match work {
@@ -262,7 +283,7 @@ fn loss_of(plan: &Plan) -> Option<&View> {
 }
 
 /// The GPU buffers of a plan, and where its tensors lie in them.
-fn place(shared: &Stream, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, Places)> {
+fn place(shared: &Arc<Stream>, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, Places)> {
     const USE: BufferUsages = BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
     let run = shared.alloc(DType::U32, RUN_WORDS)?;
     // The third is replaced when the need of scratch is known.
@@ -271,9 +292,10 @@ fn place(shared: &Stream, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, P
         list.push(buffer);
         Slot { index: list.len() as u32 - 1, halves }
     }
-    let mut arenas = Vec::new();
+    let (mut arenas, mut own) = (Vec::new(), Vec::new());
     for arena in &plan.arenas {
-        arenas.push(add(shared.buffer("arena", arena.bytes, USE)?, arena.halves, &mut list));
+        own.push(shared.buffer("arena", arena.bytes, USE)?);
+        arenas.push(add(own[own.len() - 1].clone(), arena.halves, &mut list));
     }
     let half = |dtype: DType| shared.halves && dtype == DType::F16;
     let mut lasting: Vec<Slot> = Vec::new();
@@ -300,9 +322,10 @@ fn place(shared: &Stream, plan: &Plan, inputs: &[GpuBuffer]) -> Result<(Slots, P
     for constants in constants {
         let buffer = shared.buffer("constants", constants.bytes.len(), USE)?;
         shared.queue.write_buffer(&buffer, 0, &constants.bytes);
+        own.push(buffer.clone());
         add(buffer, constants.halves, &mut list);
     }
-    Ok((Slots { list, run }, Places { places, halves: shared.halves, software: shared.software }))
+    Ok((Slots { list, run, own }, Places { places, halves: shared.halves, software: shared.software }))
 }
 
 /// Constants that share a GPU buffer.

@@ -8,6 +8,7 @@ use super::program::{Launch, launch};
 use super::shader::Shader;
 use crate::error::{Error, Result, err};
 use crate::kernel::{BufferId, View};
+use crate::tensor::DType;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -41,6 +42,13 @@ pub(super) struct Source<'a> {
     /// Bytes from its start: a multiple of 4, as the count.
     pub(super) offset: usize,
     pub(super) bytes: usize,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.submit();
+        self.status.destroy();
+    }
 }
 
 impl Stream {
@@ -89,6 +97,24 @@ impl Stream {
                 Err(error)
             }
         }
+    }
+
+    pub(super) fn alloc(self: &Arc<Self>, dtype: DType, len: usize) -> Result<GpuBuffer> {
+        let bytes = self.layout().bytes(dtype, len);
+        let bytes = bytes.ok_or_else(|| err!(Device, "{len} elements of {dtype} cannot be addressed"))?;
+        let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+        let raw = self.buffer("tensor", bytes, usage)?;
+        #[allow(clippy::arc_with_non_send_sync, reason = "as in device.rs")]
+        let memory = Arc::new(Memory {
+            raw,
+            stream: Arc::downgrade(self),
+            dtype,
+            len,
+            used: AtomicU64::new(0),
+            copies: Mutex::default(),
+            known: Mutex::default(),
+        });
+        Ok(GpuBuffer(memory))
     }
 
     pub(super) fn upload(&self, buffer: &GpuBuffer, bytes: &[u8]) -> Result<()> {
