@@ -407,6 +407,16 @@ fn conv() {
             dilations: &[1, 1],
             pads: &[(0, 0), (1, 1)],
         },
+        C {
+            batch: 1,
+            channels: (70, 3),
+            groups: 1,
+            image: &[5],
+            window: &[3],
+            strides: &[2],
+            dilations: &[1],
+            pads: &[(1, 1)],
+        },
     ];
     for (i, c) in table.iter().enumerate() {
         for direction in [Direction::Forward, Direction::InputGrad, Direction::WeightGrad] {

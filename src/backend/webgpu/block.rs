@@ -1,4 +1,5 @@
-//! Products as loops without barriers: one output per invocation ([`plain`]), or on software a block of them ([`block`]).
+//! Products as loops without barriers: one output per invocation ([`plain`]), or a block of them ([`block`]): on software, and where
+//! one side of the result is thin.
 
 use super::access::{Access, Arithmetic};
 use super::contraction::Contraction;

@@ -142,14 +142,19 @@ fn every_variant_is_chosen() {
     }
     let large = choose(&shape(512, 512, 512), true, true).variant;
     assert_eq!(large, Variant::Block(Block { lanes: 16, rows: 8, cols: 8 }));
-    assert_eq!(choose(&shape(100, 3, 100), true, false).variant, Variant::Plain);
+    assert_eq!(choose(&shape(50, 3, 100), true, false).variant, Variant::Plain);
+    let thin = choose(&shape(100, 3, 100), true, false);
+    assert_eq!((thin.variant, thin.transposed), (Variant::Block(Block { lanes: 64, rows: 3, cols: 1 }), true));
     assert_eq!(choose(&shape(100, 100, 100), false, false).variant, Variant::Plain);
     for (m, n) in [(1, 1), (1, 10), (10, 1), (32, 10), (7, 49), (64, 100), (1000, 17), (8, 64), (9, 65)] {
         let Choice { variant: Variant::Block(b), transposed, .. } = choose(&shape(m, n, 50), true, true) else {
             panic!("no block for {m} x {n}");
         };
         let (m, n) = if transposed { (n, m) } else { (m, n) };
-        assert!(b.rows <= 8 && b.cols <= 4 && b.lanes <= 16 && b.lanes.is_multiple_of(4), "{b:?}");
+        assert!(
+            b.rows <= 8 && b.cols <= 8 && b.rows * b.cols <= 32 && b.lanes <= 16 && b.lanes.is_multiple_of(4),
+            "{b:?}"
+        );
         assert!(m.div_ceil(b.rows) * b.rows < m + 8 && b.lanes * b.cols < n + 16, "{m} x {n}: {b:?}");
     }
 }

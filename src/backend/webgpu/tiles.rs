@@ -52,7 +52,7 @@ pub(super) struct Block {
 pub(super) enum Variant {
     /// One output per invocation: every dtype.
     Plain,
-    /// On software.
+    /// On software, and of thin results.
     Block(Block),
     /// On GPUs.
     Tile(&'static Tile),
@@ -76,9 +76,11 @@ pub(super) fn choose(shape: &Shape, floats: bool, software: bool) -> Choice {
     if software { on_software(*shape) } else { on_gpu(shape) }
 }
 
-/// Workgroups that keep a GPU busy, and the invocations of kernels with one output each.
+/// Workgroups with tiles that keep a GPU busy, and invocations without.
 const GROUPS: usize = 128;
 const INVOCATIONS: usize = 8192;
+/// Invocations of a workgroup without a tile.
+const LANES: usize = 64;
 /// Shorter sums are not split into parts.
 const PART: usize = 128;
 /// Words of scratch that partial sums may take.
@@ -87,9 +89,16 @@ const SCRATCH: usize = 4 << 20;
 fn on_gpu(shape: &Shape) -> Choice {
     let &Shape { batch, m, n, k } = shape;
     let tiles = |t: &Tile| batch * m.div_ceil(t.rows) * n.div_ceil(t.cols);
-    if m < 8 || n < 8 {
-        let splits = splits(shape, INVOCATIONS, shape.outputs());
-        return Choice { variant: Variant::Plain, transposed: false, splits };
+    let (thin, long) = (m.min(n), m.max(n));
+    if thin < 8 {
+        // Neighbouring invocations along the long side, each with the whole of the thin one; or if both are thin, one output.
+        let (variant, work) = if long < LANES {
+            (Variant::Plain, shape.outputs())
+        } else {
+            let work = batch * long.next_multiple_of(LANES);
+            (Variant::Block(Block { lanes: LANES, rows: thin, cols: 1 }), work)
+        };
+        return Choice { variant, transposed: n < m, splits: splits(shape, INVOCATIONS, work) };
     }
     // Large tiles load less, but there should be enough of them, and not too empty ones.
     let full = |t: &&Tile| m > t.rows / 2 && n > t.cols / 2;
@@ -108,6 +117,8 @@ fn splits(shape: &Shape, wanted: usize, have: usize) -> usize {
 const LARGE: usize = 1 << 23;
 /// Products from which sums are split, if there are few blocks: it costs a dispatch more.
 const LONG: usize = 1 << 18;
+/// Invocations that software runs at a time.
+const VECTOR: usize = 4;
 /// Blocks that keep the cores of a processor busy.
 const BLOCKS: usize = 16;
 
@@ -115,15 +126,14 @@ const BLOCKS: usize = 16;
 /// Loads are by far the dearest there, so that large blocks are fast: one of 8 x 4 outputs needs 12 loads for 32 products. But
 /// large ones also take long to compile. All blocks of a product have one size, as small as can be.
 fn on_software(shape: Shape) -> Choice {
-    const LANES: usize = 4;
-    let transposed = shape.n < 4 * LANES && shape.m > shape.n;
+    let transposed = shape.n < 4 * VECTOR && shape.m > shape.n;
     let (m, n) = if transposed { (shape.n, shape.m) } else { (shape.m, shape.n) };
     let products = shape.outputs() * shape.k;
     let rows = m.div_ceil(m.div_ceil(8));
-    let cols = n.div_ceil(LANES).min(if products >= LARGE { 8 } else { 4 });
-    let vectors = n.div_ceil(LANES * cols);
+    let cols = n.div_ceil(VECTOR).min(if products >= LARGE || rows <= 4 { 8 } else { 4 });
+    let vectors = n.div_ceil(VECTOR * cols);
     let across = vectors.div_ceil(4);
-    let lanes = LANES * vectors.div_ceil(across);
+    let lanes = VECTOR * vectors.div_ceil(across);
     let cols = n.div_ceil(lanes * across);
     let block = Block { lanes, rows, cols };
     let blocks = shape.batch * m.div_ceil(rows) * across;
