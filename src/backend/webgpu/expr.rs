@@ -81,12 +81,14 @@ impl<'p> Scope<'p> {
         self.names[id.index()].as_deref().ok_or_else(|| err!(Plan, "an expression is used before it is computed"))
     }
 
-    /// Prints what `wanted` need and has no name yet. `leaf` gives the text of inputs, coordinates and random numbers.
+    /// Prints what `wanted` need and has no name yet; the names end in `suffix`. `leaf` gives the text of inputs, coordinates
+    /// and random numbers.
     pub(super) fn print(
         &mut self,
         wanted: &[ExprId],
+        suffix: &str,
         s: &mut Shader<'_>,
-        mut leaf: impl FnMut(&mut Shader<'_>, Expr) -> Result<String>,
+        mut leaf: impl FnMut(&mut Shader<'_>, ExprId, Expr) -> Result<String>,
     ) -> Result<()> {
         let mut needed = vec![false; self.names.len()];
         wanted.iter().for_each(|id| needed[id.index()] = true);
@@ -98,8 +100,8 @@ impl<'p> Scope<'p> {
         }
         for at in (0..needed.len()).filter(|&at| needed[at]) {
             let text = self.text(ExprId(at as u32), s, &mut leaf)?;
-            s.line(format!("let e{at} = {text};"));
-            self.names[at] = Some(format!("e{at}"));
+            s.line(format!("let e{at}{suffix} = {text};"));
+            self.names[at] = Some(format!("e{at}{suffix}"));
         }
         Ok(())
     }
@@ -108,7 +110,7 @@ impl<'p> Scope<'p> {
         &self,
         id: ExprId,
         s: &mut Shader<'_>,
-        leaf: &mut impl FnMut(&mut Shader<'_>, Expr) -> Result<String>,
+        leaf: &mut impl FnMut(&mut Shader<'_>, ExprId, Expr) -> Result<String>,
     ) -> Result<String> {
         let dtype = self.program.dtype(id);
         match self.program.exprs[id.index()].expr {
@@ -125,7 +127,7 @@ impl<'p> Scope<'p> {
                 cast(&name, from, dtype, s)
             }
             Expr::RowReduce(..) => bail!(Plan, "a reduction within an expression of one element"),
-            other @ (Expr::Input(_) | Expr::Coordinate(_) | Expr::Random(_)) => leaf(s, other),
+            other @ (Expr::Input(_) | Expr::Coordinate(_) | Expr::Random(_)) => leaf(s, id, other),
         }
     }
 }
@@ -376,6 +378,7 @@ fn to_float(x: &str, from: DType, to: DType, s: &mut Shader<'_>) -> String {
         let float = match from {
             DType::I64 => wide("wide_to_float", s),
             DType::U64 => wide("wide_to_float_u", s),
+            DType::U32 => wide("word_to_float", s),
             _ => format!("f32({x})"),
         };
         return rounded(&float, to, s);

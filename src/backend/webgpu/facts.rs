@@ -70,16 +70,32 @@ impl<'p> Facts<'p> {
 
     /// Those of `wanted` and what they need that are the same along a row, as far up as they are.
     pub(super) fn narrow_under(&self, wanted: &[ExprId]) -> Vec<ExprId> {
+        self.under(wanted, &self.narrow)
+    }
+
+    /// Those of `wanted` and what they need that `chosen` holds for, as far up as it does.
+    pub(super) fn under(&self, wanted: &[ExprId], chosen: &[bool]) -> Vec<ExprId> {
         let mut seen = vec![false; self.needed.len()];
         let mut stack = wanted.to_vec();
         let mut found = Vec::new();
         while let Some(id) = stack.pop() {
             if !std::mem::replace(&mut seen[id.index()], true) {
-                match self.is_narrow(id) {
+                match chosen[id.index()] {
                     true => found.push(id),
                     false => stack.extend(Program::operands(self.expr(id))),
                 }
             }
+        }
+        found
+    }
+
+    /// Which expressions hang on nothing but inputs and places that `alike` holds for, and on what is the same along a row.
+    pub(super) fn alike(&self, alike: impl Fn(Expr) -> bool) -> Vec<bool> {
+        let mut found = vec![false; self.needed.len()];
+        for id in self.needed() {
+            let leaf = matches!(self.expr(id), Expr::Input(_) | Expr::Coordinate(_) | Expr::Random(_));
+            let below = || Program::operands(self.expr(id)).all(|operand| found[operand.index()]);
+            found[id.index()] = self.is_narrow(id) || if leaf { alike(self.expr(id)) } else { below() };
         }
         found
     }

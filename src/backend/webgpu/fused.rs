@@ -24,12 +24,13 @@ pub(super) fn lower(kernel: &Fused, step: &Step, cx: &mut Lower<'_>) -> Result<V
         outer: ordered(&outer, shape, &strides),
         row: ordered(&row, shape, &strides),
     };
+    let width = rows.width(cx.places);
     let form = match by_elements {
-        true => elements(rows.len(), cx.places.software),
+        true => elements(rows.len(), width, cx.places.software),
         false => {
             let all: Vec<usize> = (0..shape.len()).collect();
             let columns = ordered(&all, shape, &strides).last().is_some_and(|&a| a < first);
-            of_rows(rows.count(), rows.len(), columns, cx.places.software)
+            of_rows((rows.count(), rows.len()), width, columns, cx.places.software)
         }
     };
     // Lowered even if there is nothing to compute, so that what is not defined is an error for any shape.
@@ -51,26 +52,28 @@ fn along(write: &View, shape: &[usize]) -> Vec<isize> {
     write.strides.iter().enumerate().map(still).collect()
 }
 
-/// How to compute `len` elements, each by itself.
-fn elements(len: usize, software: bool) -> Form {
+/// How to compute `len` elements, each by itself, but `width` at a time.
+fn elements(len: usize, width: usize, software: bool) -> Form {
     const LANES: usize = 64;
+    let units = len / width;
     // On a CPU, an invocation costs about as much as a few elements.
-    let each = if software { (len / (LANES * 32)).clamp(1, 16) } else { 1 };
+    let each = if software { (units / (LANES * 32)).clamp(1, 16 / width) } else { 1 };
     match each {
-        1 => Form { lanes: 1, parts: len, columns: false },
-        each => Form { lanes: LANES, parts: len.div_ceil(LANES * each), columns: false },
+        1 => Form { lanes: 1, parts: units, columns: false, width },
+        each => Form { lanes: LANES, parts: units.div_ceil(LANES * each), columns: false, width },
     }
 }
 
-/// How to compute rows of `len` elements; in `columns`, neighbours in memory are on different rows.
-fn of_rows(count: usize, len: usize, columns: bool, software: bool) -> Form {
-    let lanes = match software {
+/// How to compute `count` rows of `len` elements; in `columns`, neighbours in memory are on different rows.
+fn of_rows((count, len): (usize, usize), width: usize, columns: bool, software: bool) -> Form {
+    let (lanes, width) = match software {
         // Barriers are dear, so that they have to save much.
-        true if count < 16 && len >= 4096 => 64,
-        true => 1,
-        false if len <= 16 || (columns && count >= 2048) => 1,
-        false if len <= 512 => 64,
-        false => 256,
+        true if count < 16 && len >= 4096 => (64, width),
+        true => (1, width),
+        false if len <= 16 || (columns && count >= 2048) => (1, 1),
+        false if len < 256 => (64, 1),
+        false if len <= 512 * width => (64, width),
+        false => (256, width),
     };
-    Form { lanes, parts: 1, columns }
+    Form { lanes, parts: 1, columns, width }
 }

@@ -12,10 +12,16 @@ fn philox(at: vec4<u32>, seed: vec2<u32>) -> vec4<u32> {
   return counter;
 }
 
-// The number in [0, 1) at a row-major position; `run` is the seed and the step, low words first.
-fn uniform_at(run: vec4<u32>, stream: u32, index: u32) -> f32 {
+// The numbers in [0, 1) at 4 row-major positions from a multiple of 4 on; `run` is the seed and the step, low words first.
+fn uniforms_at(run: vec4<u32>, stream: u32, index: u32) -> vec4<f32> {
   let words = philox(vec4<u32>(index >> 2u, run.w << 16u, stream, run.z), run.xy);
-  let low = select(words.x, words.y, (index & 1u) == 1u);
-  let high = select(words.z, words.w, (index & 1u) == 1u);
-  return f32(select(low, high, (index & 2u) == 2u) >> 8u) * 5.9604644775390625e-8;
+  return vec4<f32>(words >> vec4<u32>(8u, 8u, 8u, 8u)) * 5.9604644775390625e-8;
+}
+
+// The number at one position.
+fn uniform_at(run: vec4<u32>, stream: u32, index: u32) -> f32 {
+  let numbers = uniforms_at(run, stream, index);
+  let low = select(numbers.x, numbers.y, (index & 1u) == 1u);
+  let high = select(numbers.z, numbers.w, (index & 1u) == 1u);
+  return select(low, high, (index & 2u) == 2u);
 }

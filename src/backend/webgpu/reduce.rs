@@ -20,7 +20,7 @@ pub(super) fn lower(kernel: &Reduce, step: &Step, cx: &mut Lower<'_>) -> Result<
     let (outer, row) = (ordered(&outer, shape, &strides), ordered(&row, shape, &strides));
     let (sum, whole) = (reducing(program, *op), scaled(reducing(program, *op), *scale)?);
     let rows = Rows { program: &whole, shape, reads: &step.reads, writes: &step.writes, outer, row };
-    let form = choose(rows.count(), rows.len(), columns, cx.places.software);
+    let form = choose((rows.count(), rows.len()), rows.width(cx.places), columns, cx.places.software);
     if form.parts == 1 {
         // Lowered even if there is nothing to compute, so that what is not defined is an error for any shape.
         let dispatch = rows.lower(form, Shader::new(cx.places))?;
@@ -109,22 +109,23 @@ fn together(
         row: vec![outer],
     };
     let lanes = if form.columns || places.software || form.parts < 64 { 1 } else { 64 };
-    rows.lower(Form { lanes, parts: 1, columns: form.columns }, Shader::new(places))
+    rows.lower(Form { lanes, parts: 1, columns: form.columns, width: 1 }, Shader::new(places))
 }
 
 /// How to compute `count` reductions over `len` elements; in `columns`, neighbours in memory belong to different ones.
-fn choose(count: usize, len: usize, columns: bool, software: bool) -> Form {
+fn choose((count, len): (usize, usize), width: usize, columns: bool, software: bool) -> Form {
     let count = count.max(1);
     // As many parts as give `units` altogether, none of which is shorter than `shortest`.
     let parts = |units: usize, shortest: usize| (units / count).min(len / shortest).max(1);
-    let (lanes, parts) = match (software, columns) {
-        (true, _) if len < 1024 => (1, 1),
-        (true, _) => (1, parts(64, 64)),
-        (false, _) if len <= 32 => (1, 1),
-        (false, true) => (1, parts(1 << 14, 16)),
-        (false, false) if len <= 512 => (64, 1),
-        (false, false) if len < 8192 => (256, 1),
-        (false, false) => (256, parts(512, 2048)),
+    let (lanes, parts, width) = match (software, columns) {
+        (true, _) if len < 1024 => (1, 1, width),
+        (true, _) => (1, parts(64, 64 * width), width),
+        (false, _) if len <= 32 => (1, 1, 1),
+        (false, true) => (1, parts(1 << 14, 16), 1),
+        (false, false) if len < 256 => (64, 1, 1),
+        (false, false) if len <= 512 * width => (64, 1, width),
+        (false, false) if len < 8192 => (256, 1, width),
+        (false, false) => (256, parts(512, 2048 * width), width),
     };
-    Form { lanes, parts, columns }
+    Form { lanes, parts, columns, width }
 }

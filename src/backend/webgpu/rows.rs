@@ -5,17 +5,19 @@
 //! them whose operands are known by then; a last pass computes what is stored along the row. A row is walked by one invocation,
 //! or by a workgroup that then adds its results up in a tree.
 
-use super::expr::{Scope, combined, identity, rounding};
+use super::expr::{Scope, combined, identity};
 use super::facts::Facts;
-use super::layout::Slot;
-use super::shader::{Dispatch, Library, Shader, value_type};
-use super::walks::{At, Walks};
+use super::layout::{Places, Slot};
+use super::shader::{Dispatch, Shader, value_type};
+use super::walks::{At, Layout, Walks};
 use crate::error::{Result, bail};
 use crate::kernel::{Expr, ExprId, Program, ReduceOp, View};
 use crate::tensor::DType;
 
 /// Terms that are added up by themselves before they are added to a long sum, so that its error stays small.
 const BLOCK: usize = 64;
+/// Longer programs are printed for one element at a time.
+const MOST: usize = 64;
 /// Reductions that share the steps of a tree: workgroup memory is 16 KiB.
 const TREE: usize = 4;
 
@@ -44,6 +46,8 @@ pub(super) struct Form {
     pub(super) parts: usize,
     /// Do neighbouring invocations take neighbouring rows (rather than parts of one)?
     pub(super) columns: bool,
+    /// How many neighbours along a row an invocation takes at a time: 1, or the 4 of [`Rows::width`].
+    pub(super) width: usize,
 }
 
 impl Rows<'_> {
@@ -60,6 +64,19 @@ impl Rows<'_> {
     /// Is a write one value for each row?
     pub(super) fn is_narrow(&self, write: &View) -> bool {
         write.shape != self.shape
+    }
+
+    fn facts(&self) -> Facts<'_> {
+        Facts::new(self.program, self.reads, self.shape, &self.row)
+    }
+
+    /// How many neighbours along a row an invocation should compute at a time: 1 or 4.
+    pub(super) fn width(&self, places: &Places) -> usize {
+        // A text of 4 times as many expressions must not be too long.
+        match self.program.exprs.len() {
+            0..=MOST => Layout::new(self, &self.facts(), places).width(self, places),
+            _ => 1,
+        }
     }
 
     /// The kernel as a shader.
@@ -93,7 +110,9 @@ struct Printer<'r, 's> {
     rows: &'r Rows<'r>,
     form: Form,
     facts: Facts<'r>,
-    walks: Walks,
+    walks: Walks<'r>,
+    /// Which expressions are the same for neighbours along the last axis of the row.
+    still: Vec<bool>,
     /// What is known outside of loops.
     scope: Scope<'r>,
     s: Shader<'s>,
@@ -105,8 +124,10 @@ struct Printer<'r, 's> {
 
 impl<'r, 's> Printer<'r, 's> {
     fn new(rows: &'r Rows<'r>, form: Form, mut s: Shader<'s>) -> Result<Self> {
-        let facts = Facts::new(rows.program, rows.reads, rows.shape, &rows.row);
-        let walks = Walks::new(rows, &facts, &mut s);
+        let facts = rows.facts();
+        let layout = Layout::new(rows, &facts, s.places);
+        let still = facts.alike(|expr| layout.is_still(rows, expr));
+        let walks = Walks::new(rows, layout, form.width, &mut s);
         let start = print_share(rows, form, &mut s);
         walks.print_bases(&mut s);
         if facts.needed().any(|id| matches!(facts.expr(id), Expr::Random(_))) {
@@ -114,16 +135,16 @@ impl<'r, 's> Printer<'r, 's> {
             s.line(format!("let run = vec4<u32>(m{m}[0], m{m}[1], m{m}[2], m{m}[3]);"));
         }
         let scope = Scope::new(rows.program);
-        let mut printer = Self { rows, form, facts, walks, scope, s, start, shared: Vec::new() };
+        let mut printer = Self { rows, form, facts, walks, still, scope, s, start, shared: Vec::new() };
         let constants = |id: &ExprId| matches!(printer.facts.expr(*id), Expr::Const(_));
         let constants: Vec<ExprId> = printer.facts.needed().filter(constants).collect();
         printer.print_once(&constants)?;
         Ok(printer)
     }
 
-    /// Invocations that share a row.
+    /// From an invocation's elements to its next ones.
     fn step(&self) -> usize {
-        self.form.lanes * self.form.parts
+        self.form.lanes * self.form.parts * self.form.width
     }
 
     fn dtype(&self, id: ExprId) -> DType {
@@ -133,15 +154,25 @@ impl<'r, 's> Printer<'r, 's> {
     /// Prints what is needed of `wanted` once for the row, at its first element.
     fn print_once(&mut self, wanted: &[ExprId]) -> Result<()> {
         let Self { walks, scope, s, .. } = self;
-        scope.print(wanted, s, |s, expr| walks.leaf(s, expr, &At::default()))
+        scope.print(wanted, "", s, |s, id, expr| walks.leaf(s, id, expr, &At::default(), None))
     }
 
-    /// Prints what is needed of `wanted` at an element, and gives the names there.
-    fn print_at(&mut self, wanted: &[ExprId], at: &At) -> Result<Scope<'r>> {
-        let Self { walks, scope, s, .. } = self;
+    /// Prints what is needed of `wanted` at an element, or at as many neighbours as the kernel takes at a time, and gives the
+    /// names at each of them.
+    fn print_at(&mut self, wanted: &[ExprId], at: &At) -> Result<Vec<Scope<'r>>> {
+        let alike = self.facts.under(wanted, &self.still);
+        let Self { walks, scope, s, form, .. } = self;
         let mut scope = scope.clone();
-        scope.print(wanted, s, |s, expr| walks.leaf(s, expr, at))?;
-        Ok(scope)
+        if form.width == 1 {
+            scope.print(wanted, "", s, |s, id, expr| walks.leaf(s, id, expr, at, None))?;
+            return Ok(vec![scope]);
+        }
+        scope.print(&alike, "", s, |s, id, expr| walks.leaf(s, id, expr, at, None))?;
+        let mut each = vec![scope; form.width];
+        for (k, scope) in each.iter_mut().enumerate() {
+            scope.print(wanted, ["x", "y", "z", "w"][k], s, |s, id, expr| walks.leaf(s, id, expr, at, Some(k)))?;
+        }
+        Ok(each)
     }
 
     /// Prints a pass that computes reductions.
@@ -162,10 +193,19 @@ impl<'r, 's> Printer<'r, 's> {
         let sum = |&&(id, op, _): &&(ExprId, ReduceOp, ExprId)| op == ReduceOp::Sum && self.dtype(id).is_float();
         let sums: Vec<ExprId> = reductions.iter().filter(sum).map(|r| r.0).collect();
         self.each(&sums, |printer, at, blocked| {
-            let scope = printer.print_at(&operands, at)?;
+            let scopes = printer.print_at(&operands, at)?;
             for &(id, op, of) in &reductions {
                 let total = if blocked && sums.contains(&id) { format!("t{}", id.0) } else { format!("r{}", id.0) };
-                let next = combined(op, printer.dtype(id), &total, scope.name(of)?, &mut printer.s)?;
+                let mut terms =
+                    scopes.iter().map(|scope| scope.name(of).map(str::to_owned)).collect::<Result<Vec<_>>>()?;
+                while terms.len() > 1 {
+                    let pairs = terms.chunks(2).map(|pair| {
+                        let both = combined(op, printer.dtype(id), &pair[0], &pair[1], &mut printer.s)?;
+                        Ok(format!("({both})"))
+                    });
+                    terms = pairs.collect::<Result<_>>()?;
+                }
+                let next = combined(op, printer.dtype(id), &total, &terms[0], &mut printer.s)?;
                 printer.s.line(format!("{total} = {next};"));
             }
             Ok(())
@@ -228,18 +268,21 @@ impl<'r, 's> Printer<'r, 's> {
         if !first.is_empty() && self.rows.len() == 0 {
             bail!(Plan, "a value for each row depends on elements of rows that have none");
         }
-        let ofs = self.print_at(&first, &At::default())?;
+        let Self { walks, scope, s, .. } = self;
+        let mut of_row = scope.clone();
+        of_row.print(&first, "", s, |s, id, expr| walks.leaf(s, id, expr, &At::default(), None))?;
         if !wide.is_empty() {
             let ids: Vec<ExprId> = wide.iter().map(|&k| outputs[k]).collect();
-            let moved = self.moved();
+            let (moved, width) = (self.moved(), self.form.width);
             self.each(&[], |printer, at, _| {
                 if moved {
-                    printer.walks.print_move(at, &mut printer.s);
+                    printer.walks.print_move(width, at, &mut printer.s);
                     return Ok(());
                 }
-                let scope = printer.print_at(&ids, at)?;
+                let scopes = printer.print_at(&ids, at)?;
                 for (&k, &id) in wide.iter().zip(&ids) {
-                    printer.store_one(k, scope.name(id)?, at);
+                    let values = scopes.iter().map(|scope| scope.name(id)).collect::<Result<Vec<_>>>()?;
+                    printer.walks.print_store(k, &values, at, &mut printer.s);
                 }
                 Ok(())
             })?;
@@ -255,7 +298,7 @@ impl<'r, 's> Printer<'r, 's> {
             self.s.line("if (lane == 0u) {");
         }
         for k in narrow {
-            self.store_one(k, ofs.name(outputs[k])?, &At::default());
+            self.walks.print_store(k, &[of_row.name(outputs[k])?], &At::default(), &mut self.s);
         }
         if !alone {
             self.s.line("}");
@@ -270,26 +313,17 @@ impl<'r, 's> Printer<'r, 's> {
         program.exprs[output.index()].expr == Expr::Input(0) && reads[0].dtype == writes[0].dtype
     }
 
-    fn store_one(&mut self, k: usize, value: &str, at: &At) {
-        if rounding(self.rows.writes[k].dtype) {
-            self.s.uses(Library::Math);
-        }
-        let (operand, position) = self.walks.write(k, at, &mut self.s);
-        let store = operand.store(&format!("q{k}"), value);
-        self.s.line(format!("let q{k} = {position};"));
-        self.s.line(store);
-    }
-
     /// Prints loops over the invocation's elements of the row around what `body` prints. If the row is long, they are taken in
     /// blocks: `body` is told so, and finds `t{id}` in place of `r{id}` for each of `sums`.
     fn each(&mut self, sums: &[ExprId], body: impl FnOnce(&mut Self, &At, bool) -> Result<()>) -> Result<()> {
-        let sizes = self.walks.row.sizes.clone();
+        let sizes = self.walks.layout.row.sizes.clone();
         let (len, step) = (self.rows.len(), self.step());
         if step == len && self.form.lanes == 1 {
-            // One element each.
+            // Once is enough.
             self.s.line("{");
             let start = self.start.clone();
-            let at = self.walks.print_place(&start, &mut self.s);
+            self.s.line(format!("let j = {start};"));
+            let at = self.walks.print_place("j", &mut self.s);
             body(self, &at, false)?;
             self.s.line("}");
             return Ok(());
@@ -376,12 +410,14 @@ fn print_share(rows: &Rows<'_>, form: Form, s: &mut Shader<'_>) -> String {
         s.line(format!("let part = {unit} - w * {parts};"));
         "part".to_owned()
     };
-    match form.lanes {
+    let first = match form.lanes {
         1 => part,
         _ if form.parts == 1 => "lane".to_owned(),
-        lanes => {
-            s.line(format!("let start = {part} * {lanes}u + lane;"));
-            "start".to_owned()
-        }
+        lanes => format!("({part} * {lanes}u + lane)"),
+    };
+    if form.width == 1 && !first.starts_with('(') {
+        return first;
     }
+    s.line(format!("let start = {first} * {}u;", form.width));
+    "start".to_owned()
 }

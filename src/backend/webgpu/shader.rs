@@ -57,6 +57,8 @@ pub(super) struct Shader<'a> {
     /// The statements of `main`.
     body: String,
     guarded: bool,
+    /// Memories that are arrays of vectors of 4 elements.
+    quads: Vec<usize>,
 }
 
 /// A view bound to a shader.
@@ -66,6 +68,8 @@ pub(super) struct Operand {
     dtype: DType,
     storage: Storage,
     guarded: bool,
+    /// Is its memory an array of vectors of 4 elements?
+    quads: bool,
     /// Text of the position of the element at coordinate 0.
     pub(super) offset: String,
 }
@@ -97,6 +101,7 @@ impl<'a> Shader<'a> {
             head: String::new(),
             body: String::new(),
             guarded: false,
+            quads: Vec::new(),
         }
     }
 
@@ -159,7 +164,16 @@ impl<'a> Shader<'a> {
             self.body.insert_str(0, &format!("  let sound = m{status}[0] == 0u;\n"));
         }
         let offset = self.param(place.offset / storage.bytes() + view.offset);
-        Operand { memory, dtype: view.dtype, storage, guarded, offset }
+        Operand { memory, dtype: view.dtype, storage, guarded, quads: false, offset }
+    }
+
+    /// Makes the memory of an operand an array of vectors of 4 elements. All operands in it must be told, and what is written
+    /// there is written as such vectors.
+    pub(super) fn in_quads(&mut self, operand: &mut Operand) {
+        operand.quads = true;
+        if !self.quads.contains(&operand.memory) {
+            self.quads.push(operand.memory);
+        }
     }
 
     /// Binds a memory; gives its number: the text `m{number}` is its array.
@@ -231,7 +245,12 @@ impl<'a> Shader<'a> {
         let _ = writeln!(source, "@group(0) @binding(0) var<uniform> P: array<vec4<u32>, {vectors}>;");
         for (i, (slot, written)) in self.slots.iter().enumerate() {
             let access = if *written { "read_write" } else { "read" };
-            let element = if slot.halves { "f16" } else { "u32" };
+            let element = match (self.quads.contains(&i), slot.halves) {
+                (false, false) => "u32",
+                (false, true) => "f16",
+                (true, false) => "vec4<u32>",
+                (true, true) => "vec4<f16>",
+            };
             let _ = writeln!(source, "@group(0) @binding({}) var<storage, {access}> m{i}: array<{element}>;", i + 1);
         }
         for library in &self.libraries {
@@ -249,16 +268,47 @@ impl<'a> Shader<'a> {
 }
 
 impl Operand {
+    /// The text of the element of memory at position `at` (in words, for pairs).
+    fn element(&self, at: &str) -> String {
+        let m = self.memory;
+        if self.quads { format!("m{m}[({at}) >> 2u][({at}) & 3u]") } else { format!("m{m}[{at}]") }
+    }
+
+    /// The value that an element of memory holds. Not for pairs.
+    fn value(&self, element: &str) -> String {
+        match (self.storage, value_type(self.dtype)) {
+            (Storage::Half, _) => format!("f32({element})"),
+            (_, "u32") => element.to_owned(),
+            (_, "bool") => format!("({element} != 0u)"),
+            (_, ty) => format!("bitcast<{ty}>({element})"),
+        }
+    }
+
+    /// The element of memory that holds a value. Not for pairs.
+    fn stored(&self, value: &str) -> String {
+        match (self.storage, self.dtype, value_type(self.dtype)) {
+            (Storage::Half, ..) => format!("f16(round_f16({value}))"),
+            (_, DType::F16, _) => format!("bitcast<u32>(round_f16({value}))"),
+            (_, DType::BF16, _) => format!("bitcast<u32>(round_bf16({value}))"),
+            (_, _, "u32") => value.to_owned(),
+            (_, _, "bool") => format!("select(0u, 1u, {value})"),
+            _ => format!("bitcast<u32>({value})"),
+        }
+    }
+
+    fn guard(&self, store: String) -> String {
+        if self.guarded { format!("if (sound) {{ {store} }}") } else { store }
+    }
+
     /// The expression that loads the element at position `at` (a `u32` expression, evaluated more than once), of
     /// [`value_type`].
     pub(super) fn load(&self, at: &str) -> String {
-        let m = self.memory;
-        match (self.storage, value_type(self.dtype)) {
-            (Storage::Half, _) => format!("f32(m{m}[{at}])"),
-            (Storage::Pair, _) => format!("vec2<u32>(m{m}[2u * ({at})], m{m}[2u * ({at}) + 1u])"),
-            (Storage::Word, "u32") => format!("m{m}[{at}]"),
-            (Storage::Word, "bool") => format!("(m{m}[{at}] != 0u)"),
-            (Storage::Word, ty) => format!("bitcast<{ty}>(m{m}[{at}])"),
+        match self.storage {
+            Storage::Word | Storage::Half => self.value(&self.element(at)),
+            Storage::Pair => {
+                let (low, high) = (format!("2u * ({at})"), format!("2u * ({at}) + 1u"));
+                format!("vec2<u32>({}, {})", self.element(&low), self.element(&high))
+            }
         }
     }
 
@@ -266,33 +316,67 @@ impl Operand {
     /// here (which needs [`Library::Math`]); integers are in the range of their dtype already.
     pub(super) fn store(&self, at: &str, value: &str) -> String {
         let m = self.memory;
-        let store = match (self.storage, self.dtype, value_type(self.dtype)) {
-            (Storage::Half, ..) => format!("m{m}[{at}] = f16(round_f16({value}));"),
-            (Storage::Pair, ..) => {
+        self.guard(match self.storage {
+            Storage::Word | Storage::Half => format!("m{m}[{at}] = {};", self.stored(value)),
+            Storage::Pair => {
                 format!("{{ let pair = {value}; m{m}[2u * ({at})] = pair.x; m{m}[2u * ({at}) + 1u] = pair.y; }}")
             }
-            (_, DType::F16, _) => format!("m{m}[{at}] = bitcast<u32>(round_f16({value}));"),
-            (_, DType::BF16, _) => format!("m{m}[{at}] = bitcast<u32>(round_bf16({value}));"),
-            (_, _, "u32") => format!("m{m}[{at}] = {value};"),
-            (_, _, "bool") => format!("m{m}[{at}] = select(0u, 1u, {value});"),
-            _ => format!("m{m}[{at}] = bitcast<u32>({value});"),
-        };
-        if self.guarded { format!("if (sound) {{ {store} }}") } else { store }
+        })
     }
 
     /// The statement that moves the element at position `at` of `source`, which has the same dtype, to position `to`, bit for
     /// bit.
     pub(super) fn moves(&self, to: &str, source: &Operand, at: &str) -> String {
-        let (m, s) = (self.memory, source.memory);
-        let store = match self.storage {
-            Storage::Half | Storage::Word => format!("m{m}[{to}] = m{s}[{at}];"),
+        let m = self.memory;
+        self.guard(match self.storage {
+            Storage::Half | Storage::Word => format!("m{m}[{to}] = {};", source.element(at)),
             Storage::Pair => {
+                let (low, high) = (source.element("low"), source.element("low + 1u"));
                 format!(
-                    "{{ let into = 2u * ({to}); let low = 2u * ({at}); m{m}[into] = m{s}[low]; m{m}[into + 1u] = m{s}[low + 1u]; }}"
+                    "{{ let into = 2u * ({to}); let low = 2u * ({at}); m{m}[into] = {low}; m{m}[into + 1u] = {high}; }}"
                 )
             }
-        };
-        if self.guarded { format!("if (sound) {{ {store} }}") } else { store }
+        })
+    }
+
+    /// The expression that loads the 4 elements from position `at` on as memory has them; see [`Self::of_quad`]. Not for pairs.
+    pub(super) fn load_quad(&self, at: &str) -> String {
+        match self.quads {
+            true => format!("m{}[({at}) >> 2u]", self.memory),
+            false => self.gather_quad(&std::array::from_fn(|k| format!("{at} + {k}u"))),
+        }
+    }
+
+    /// The same of elements at any 4 positions.
+    pub(super) fn gather_quad(&self, at: &[String; 4]) -> String {
+        self.quad(&at.each_ref().map(|at| self.element(at)))
+    }
+
+    fn quad(&self, elements: &[String; 4]) -> String {
+        let ty = if self.storage == Storage::Half { "f16" } else { "u32" };
+        format!("vec4<{ty}>({})", elements.join(", "))
+    }
+
+    /// The value of element `k` of a `quad` that was loaded (a name).
+    pub(super) fn of_quad(&self, quad: &str, k: usize) -> String {
+        self.value(&format!("{quad}.{}", ["x", "y", "z", "w"][k]))
+    }
+
+    /// The statement that stores 4 values from position `at` on. Not for pairs.
+    pub(super) fn store_quad(&self, at: &str, values: [&str; 4]) -> String {
+        self.move_quad(at, &self.quad(&values.map(|value| self.stored(value))))
+    }
+
+    /// The statement that stores 4 elements, as they were loaded from an operand of the same dtype, from position `at` on.
+    pub(super) fn move_quad(&self, at: &str, quad: &str) -> String {
+        let m = self.memory;
+        self.guard(match self.quads {
+            true => format!("m{m}[({at}) >> 2u] = {quad};"),
+            false => format!(
+                "{{ let quad = {quad}; m{m}[{at}] = quad.x; m{m}[{at} + 1u] = quad.y; m{m}[{at} + 2u] = quad.z; \
+                 m{m}[{at} + 3u] = quad.w; }}"
+            ),
+        })
     }
 
     /// The dtype.

@@ -177,9 +177,14 @@ fn wide_unit(x: vec2<u32>) -> f32 {
   return bitcast<f32>((159u - countLeadingZeros(x.y)) << 23u);
 }
 
+// Rounded once, in the sum: some devices do not convert large words so.
+fn word_to_float(x: u32) -> f32 {
+  return f32(x >> 16u) * 65536.0 + f32(x & 0xffffu);
+}
+
 fn wide_to_float_u(x: vec2<u32>) -> f32 {
-  if (x.y == 0u) { return f32(x.x); }
-  return f32(wide_top(x)) * wide_unit(x);
+  if (x.y == 0u) { return word_to_float(x.x); }
+  return word_to_float(wide_top(x)) * wide_unit(x);
 }
 
 fn wide_to_float(x: vec2<u32>) -> f32 {
@@ -191,7 +196,7 @@ fn wide_to_float(x: vec2<u32>) -> f32 {
 // 22 bits, gives what rounding the integer itself would.
 fn word_to_float_odd(x: u32) -> f32 {
   let lost = 0xffu >> (countLeadingZeros(x) & 31u);
-  return f32((x & ~lost) | select(0u, lost + 1u, (x & lost) != 0u));
+  return word_to_float((x & ~lost) | select(0u, lost + 1u, (x & lost) != 0u));
 }
 
 fn int_to_float_odd(x: i32) -> f32 {
