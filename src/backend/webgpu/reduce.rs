@@ -119,7 +119,7 @@ fn choose((count, len): (usize, usize), width: usize, columns: bool, software: b
     let parts = |units: usize, shortest: usize| (units / count).min(len / shortest).max(1);
     let (lanes, parts, width) = match (software, columns) {
         (true, _) if len < 1024 => (1, 1, width),
-        (true, _) => (1, parts(64, 64 * width), width),
+        (true, _) => (1, parts(512, 64 * width), width),
         (false, _) if len <= 32 => (1, 1, 1),
         (false, true) => (1, parts(1 << 14, 16), 1),
         (false, false) if len < 256 => (64, 1, 1),

@@ -202,12 +202,13 @@ impl<'a> Shader<'a> {
     /// A launch of `threads` invocations: `main` begins with `let i`, the number of the invocation, and returns where it is
     /// not below `threads`.
     pub(super) fn launch_threads(mut self, threads: usize) -> Dispatch {
-        const SIZE: usize = 64;
+        // Software gives workgroups to processor cores: few invocations should not all be in one.
+        let size = if self.places.software && threads < 1024 { 8 } else { 64 };
         let count = self.param(threads);
         let begin =
-            format!("  let i = (group.y * groups.x + group.x) * {SIZE}u + lane;\n  if (i >= {count}) {{ return; }}\n");
+            format!("  let i = (group.y * groups.x + group.x) * {size}u + lane;\n  if (i >= {count}) {{ return; }}\n");
         self.body.insert_str(0, &begin);
-        self.finish(SIZE, threads.div_ceil(SIZE))
+        self.finish(size, threads.div_ceil(size))
     }
 
     /// A launch of `groups` workgroups of `size` invocations each: `main` begins with `let g`, the number of the workgroup, and
