@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(dispatches[1].groups, [128, 1]);
         assert_eq!(dispatches[1].source.matches(" / ").count(), 1, "{}", dispatches[1].source);
         let (dispatches, _) = lowered(Kernel::Gather(Gather { axis: 0 }), reads, vec![out], false, true);
-        assert_eq!(dispatches[1].groups, [8, 1]);
+        assert!(dispatches[1].source.contains("for (var j"));
     }
 
     #[test]
