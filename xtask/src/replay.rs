@@ -59,7 +59,7 @@ pub(crate) fn test() -> Result<()> {
     Ok(())
 }
 
-/// Cases of all kinds of kernels, on the GPU of a page: it is an emulated one, so only a few.
+/// Cases of all kinds of kernels, for the GPU of a page: it is an emulated one, so only a few.
 const IN_CHROMIUM: [&str; 6] = [
     "golden/lenet_ce",
     "golden/bnnet_ce",
@@ -69,10 +69,23 @@ const IN_CHROMIUM: [&str; 6] = [
     "torch/ce_label_smoothing",
 ];
 
-/// Those cases, on the package installed in `project`.
+/// The same way to the GPU, from Node.
+const IN_NODE: [&str; 2] = ["golden/bnnet_ce", "golden/reg_mse"];
+
+/// Some cases on the GPU, by the package that is installed in `project`.
 pub(crate) fn test_in_chromium(project: &Path) -> Result<()> {
-    let dirs = IN_CHROMIUM.map(|name| crate::sh::root().join("tests/fixtures").join(name)).into();
-    Args { dirs, place: Where::installed(Target::ChromiumWebgpu, project), reasons: 3 }.run()
+    installed(&IN_CHROMIUM, Target::ChromiumWebgpu, project)
+}
+
+/// As [`test_in_chromium`], in Node.
+pub(crate) fn test_in_node(project: &Path) -> Result<()> {
+    installed(&IN_NODE, Target::NodeWebgpu, project)
+}
+
+fn installed(cases: &[&str], backend: Target, project: &Path) -> Result<()> {
+    let fixtures = crate::sh::root().join("tests").join("fixtures");
+    let dirs = cases.iter().map(|name| fixtures.join(name)).collect();
+    Args { dirs, place: Where::installed(backend, project), reasons: 3 }.run()
 }
 
 /// Replays the cases in `dirs`; gives the names of the runs that are not ok.

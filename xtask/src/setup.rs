@@ -18,7 +18,7 @@ use crate::{cache, sh};
 
 pub(crate) use chromium::chromium;
 pub(crate) use data::{mnist, node_suite};
-pub(crate) use gpu::{Gpu, gpu};
+pub(crate) use gpu::{Gpu, chromium_gpu, gpu};
 pub(crate) use npm::{install as npm_install, package as npm_package};
 pub(crate) use python::onnxruntime_training;
 pub(crate) use wasm::{TARGET as WASM_TARGET, toolchain};
@@ -108,6 +108,11 @@ pub(crate) fn node_types() -> Result<PathBuf> {
 /// The package that drives Chromium in tests. It brings no browser.
 pub(crate) fn playwright() -> Result<PathBuf> {
     npm_package("playwright-core", "1.65.1")
+}
+
+/// Chromium's WebGPU for Node.
+pub(crate) fn node_webgpu() -> Result<PathBuf> {
+    npm_package("webgpu", "0.6.2")
 }
 
 /// The last onnxruntime-web that could train: the peer in the browser and in Node.

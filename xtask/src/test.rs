@@ -31,7 +31,7 @@ const STAGES: &[Stage] = &[
     Stage { name: "traces", run: replay::test },
     Stage { name: "node-suite", run: node_suite::test },
     Stage { name: "webgpu", run: webgpu },
-    Stage { name: "wasm-node", run: || pack::run_tests(&pack::pack_and_install()?) },
+    Stage { name: "wasm-node", run: wasm_node },
     Stage { name: "chromium", run: chromium },
 ];
 
@@ -107,6 +107,13 @@ fn webgpu() -> Result<()> {
     let cases = ["golden", "torch"].map(|name| fixtures.join(name));
     sh::run(xtask()?.arg("replay").args(cases).args(["--backend", "webgpu"]))?;
     sh::run(xtask()?.args(["node-suite", "--grad", "--backend", "webgpu"]))
+}
+
+/// The npm package in Node, on the processor and on the GPU that another package brings.
+fn wasm_node() -> Result<()> {
+    let project = pack::pack_and_install()?;
+    pack::run_tests(&project)?;
+    replay::test_in_node(&project)
 }
 
 /// The npm package in a page, on the processor and on Chromium's GPU.

@@ -114,6 +114,8 @@ pub(crate) enum Target {
     Webgpu,
     /// The npm package in Node
     Wasm,
+    /// The npm package in Node, on the GPU that the package webgpu brings
+    NodeWebgpu,
     /// The npm package in a page of Chromium
     ChromiumWasm,
     /// The npm package in a page of Chromium, on its GPU
@@ -143,6 +145,7 @@ impl Where {
                 Ok(Box::new(Native(now(Any::open("webgpu"))?)))
             }
             Target::Wasm => package("wasm", Host::Node, "wasm"),
+            Target::NodeWebgpu => package("node-webgpu", Host::Node, "webgpu"),
             Target::ChromiumWasm => package("chromium-wasm", Host::Chromium, "wasm"),
             Target::ChromiumWebgpu => package("chromium-webgpu", Host::Chromium, "webgpu"),
         }

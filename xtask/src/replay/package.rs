@@ -74,9 +74,13 @@ impl Package {
             sh::write_file(&project.join("replay").join(file), text)?;
         }
         sh::make_dir(&project.join("job"))?;
-        if host == Host::Chromium {
-            pack::copy_tests(&project)?;
-            pack::link(&project, &setup::playwright()?)?;
+        match host {
+            Host::Chromium => {
+                pack::copy_tests(&project)?;
+                pack::link(&project, &setup::playwright()?)?;
+            }
+            Host::Node if device == "webgpu" => pack::link(&project, &setup::node_webgpu()?)?,
+            Host::Node => {}
         }
         Ok(Self { name: name.to_owned(), host, device, project, worker: None })
     }
@@ -84,6 +88,7 @@ impl Package {
     fn start(&self) -> Result<Worker> {
         let mut node = pack::node(&self.project);
         match self.host {
+            Host::Node if self.device == "webgpu" => node.envs(setup::chromium_gpu()?).arg("replay/worker.mjs"),
             Host::Node => node.arg("replay/worker.mjs"),
             Host::Chromium => node.env("CHROME_PATH", setup::chromium()?).arg("replay/chromium.mjs"),
         };

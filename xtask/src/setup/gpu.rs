@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use super::apt;
 use crate::{cache, sh};
@@ -70,6 +70,22 @@ pub(crate) fn gpu(default: Gpu) -> Result<String> {
         set(name, &manifest);
     }
     Ok(format!("Vulkan on the CPU by {}", manifest.display()))
+}
+
+/// The environment in which a process that has Chromium's WebGPU finds the driver that Chromium brings, SwiftShader: it
+/// wants a newer lavapipe than most machines have. Empty if ONTRAIN_GPU is `hardware`.
+pub(crate) fn chromium_gpu() -> Result<Vec<(&'static str, PathBuf)>> {
+    if std::env::var_os("ONTRAIN_GPU").is_some_and(|gpu| gpu == "hardware") {
+        return Ok(Vec::new());
+    }
+    let program = super::chromium()?;
+    let beside = program.canonicalize()?.parent().map(Path::to_owned);
+    // A program on PATH may be a script.
+    let folders = ["/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome"].map(PathBuf::from);
+    let manifests = beside.into_iter().chain(folders).map(|dir| dir.join("vk_swiftshader_icd.json"));
+    let manifest = manifests.into_iter().find(|path| path.is_file());
+    let manifest = manifest.with_context(|| format!("{} brings no SwiftShader", program.display()))?;
+    Ok(DRIVERS.map(|name| (name, manifest.clone())).into())
 }
 
 /// The manifest of a driver that may serve, if the loader is there as well.
