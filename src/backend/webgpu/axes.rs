@@ -75,6 +75,59 @@ impl Axes {
     }
 }
 
+/// How elements are shared out to invocations. On a GPU each computes one, so that neighbours touch neighbouring memory. On
+/// software each had better compute several along the last axis, and what these have in common once.
+pub(super) struct Runs {
+    axes: Axes,
+    /// Size of the last axis, and how many of its elements an invocation computes, if it is cut.
+    cut: Option<(usize, usize)>,
+}
+
+impl Runs {
+    /// `several`: shall an invocation compute several elements?
+    pub(super) fn new(axes: &Axes, several: bool) -> Self {
+        // Enough for a few workgroups, so that all cores have work.
+        let length = (axes.len() / 1024).clamp(4, 64);
+        let mut axes = axes.clone();
+        let last = axes.sizes.last_mut().filter(|size| several && **size > 1);
+        let cut = last.map(|size| (std::mem::replace(size, size.div_ceil(length)), length));
+        Self { axes, cut }
+    }
+
+    /// How many invocations there are.
+    pub(super) fn threads(&self) -> usize {
+        self.axes.len()
+    }
+
+    /// Does each compute several elements?
+    pub(super) fn several(&self) -> bool {
+        self.cut.is_some()
+    }
+
+    /// The coordinates of invocation `i`; the last is that of its run.
+    pub(super) fn begin(&self, s: &mut Shader<'_>) -> Vec<String> {
+        let (lines, names) = self.axes.coordinates(s, "i", "c");
+        s.line(lines);
+        names
+    }
+
+    /// Begins what is to be done for each element, whose last coordinate is then an element's.
+    pub(super) fn each(&self, s: &mut Shader<'_>, coordinates: &mut [String]) {
+        if let (Some((size, length)), Some(last)) = (self.cut, coordinates.last_mut()) {
+            let (size, length) = (s.param(size), s.param(length));
+            s.line(format!("let run = {last} * {length}; let stop = min(run + {length}, {size});"));
+            s.line("for (var j = run; j < stop; j++) {");
+            "j".clone_into(last);
+        }
+    }
+
+    pub(super) fn end(&self, s: &mut Shader<'_>) {
+        if self.cut.is_some() {
+            s.line("}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
