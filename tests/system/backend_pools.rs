@@ -157,7 +157,7 @@ fn maxima_of_every_dtype() {
 fn extreme(dtype: DType, n: usize) -> u64 {
     let top = 1u64 << (8 * dtype.size() - 1);
     if dtype == DType::Bool {
-        return (n % 4 == 0) as u64;
+        return n.is_multiple_of(4) as u64;
     }
     if !dtype.is_float() {
         // The lowest and highest signed and unsigned values, and their neighbours.

@@ -192,7 +192,7 @@ mod tests {
             (DType::U8, 200, check(3, 5, None)),
             (DType::U64, u64::MAX as i64, check(0, i64::MAX, Some(-1))),
         ] {
-            let mut values = vec![4i64; 6];
+            let mut values = [4i64; 6];
             values[4] = value;
             let mut host = HostBuffers::new();
             let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes().into_iter().take(dtype.size())).collect();
