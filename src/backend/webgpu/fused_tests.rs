@@ -1,13 +1,15 @@
 //! The texts of Fused, Reduce and Copy kernels: naga takes each of them, and kernels that differ in sizes share one. That they
 //! compute the right thing is for the table of all backends to say.
 
+use super::expr::on_host;
 use super::lower::{Lower, lower};
 use super::shader::Dispatch;
 use super::status::Checks;
 use super::testing::{places, validate};
 use crate::error::{Kind, Result};
 use crate::kernel::{
-    Binary, BufferId, Expr, ExprId, Fused, Kernel, Program, Reduce, ReduceOp, Scalar, Step, Unary, View,
+    Binary, BufferId, Expr, ExprId, Fused, Gather, Gemm, Kernel, Program, Reduce, ReduceOp, Scalar, Scatter, Step,
+    Unary, View,
 };
 use crate::tensor::DType;
 use std::cell::RefCell;
@@ -64,9 +66,10 @@ impl Memory {
     fn lower(&self, kernel: Kernel, reads: Vec<View>, writes: Vec<View>) -> Result<Vec<Dispatch>> {
         let step = Step { kernel, reads, writes, from: "the case".into() };
         let mut result = Ok(Vec::new());
-        for (halves, software, lasting) in
-            [(true, true, true), (true, false, false), (false, true, false), (false, false, true)]
-        {
+        let kinds = [(true, false, false), (false, true, true), (true, true, true), (false, false, false)];
+        // Where there is no float16, two say it all.
+        let of_halves = self.buffers.iter().any(|b| b.0 == DType::F16);
+        for &(halves, software, lasting) in kinds.iter().skip(if of_halves { 0 } else { 2 }) {
             let mut places = places(&self.buffers, halves);
             places.software = software;
             places.places.iter_mut().flatten().for_each(|p| p.lasting = lasting);
@@ -279,4 +282,47 @@ fn kernels_of_other_sizes_share_a_text() {
     assert_eq!(text(3, 4, 0.3), text(500, 76, 0.7));
     // A contiguous operand needs no coordinates; the broadcast one does.
     assert_eq!(text(3, 4, 0.3).matches(" / ").count(), 1);
+}
+
+/// float64 is moved on the GPU, and computed on the host.
+#[test]
+fn arithmetic_of_float64_is_for_the_host() {
+    let f64s = |op: &dyn Fn(&mut Program, ExprId, ExprId) -> ExprId| {
+        let program = program(&[DType::Bool, DType::F64], |p, x| vec![op(p, x[0], x[1])]);
+        Kernel::Fused(Fused { shape: vec![3], row_axes: 1, program })
+    };
+    let reduced = |dtype| {
+        let program = program(&[dtype], |_, x| vec![x[0]]);
+        Kernel::Reduce(Reduce { shape: vec![3], reduced: vec![true], program, op: ReduceOp::Sum, scale: 1.0 })
+    };
+    let of = |kernel: Kernel, dtype: DType| {
+        let mut memory = Memory::default();
+        let view = memory.view(dtype, &[3]);
+        on_host(&Step { kernel, reads: vec![view.clone()], writes: vec![view], from: "the case".into() })
+    };
+    let zero = |p: &mut Program| p.constant(0.0, DType::F64);
+    assert!(!of(f64s(&|_, _, x| x), DType::F64));
+    assert!(!of(
+        f64s(&|p, c, x| {
+            let z = zero(p);
+            p.select(c, x, z)
+        }),
+        DType::F64
+    ));
+    assert!(of(f64s(&|p, _, x| p.unary(Unary::Neg, x)), DType::F64));
+    assert!(of(
+        f64s(&|p, _, x| {
+            let z = zero(p);
+            p.binary(Binary::Less, x, z)
+        }),
+        DType::F64
+    ));
+    assert!(of(f64s(&|p, _, x| p.cast(x, DType::F32)), DType::F64));
+    assert!(of(f64s(&|p, c, _| p.cast(c, DType::F64)), DType::F64));
+    assert!(of(f64s(&|p, _, x| p.row(ReduceOp::Max, x)), DType::F64));
+    assert!(of(reduced(DType::F64), DType::F64) && !of(reduced(DType::F32), DType::F32));
+    let gemm = Kernel::Gemm(Gemm { alpha: 1.0, beta: 0.0 });
+    assert!(of(gemm.clone(), DType::F64) && !of(gemm, DType::F32));
+    assert!(!of(Kernel::Copy, DType::F64) && !of(Kernel::Gather(Gather { axis: 0 }), DType::F64));
+    assert!(of(Kernel::Scatter(Scatter { axis: 0 }), DType::F64));
 }
