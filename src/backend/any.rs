@@ -4,7 +4,7 @@ use super::Backend;
 use super::cpu::{Cpu, CpuBuffer, CpuProgram};
 #[cfg(feature = "webgpu")]
 use super::webgpu::{GpuBuffer, GpuProgram, WebGpu};
-use crate::error::{Result, bail, err};
+use crate::error::{Result, bail};
 use crate::kernel::RunContext;
 use crate::plan::{Layout, Output, Plan};
 use crate::tensor::{DType, Tensor};
@@ -67,8 +67,9 @@ macro_rules! on {
 }
 
 /// The error for memory or a program of another device.
+#[cfg(feature = "webgpu")]
 fn foreign() -> crate::error::Error {
-    err!(Device, "memory or a program of one device was given to another")
+    crate::error::err!(Device, "memory or a program of one device was given to another")
 }
 
 impl Backend for Any {

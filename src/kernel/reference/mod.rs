@@ -20,13 +20,16 @@ mod window;
 
 pub use erf::erf;
 #[cfg(feature = "webgpu")]
+#[cfg(feature = "webgpu")]
 pub(crate) use index::{index_check, refusal};
 
 use super::{BufferId, Buffers, Kernel, RunContext, Step, View};
 use crate::error::{Error, Result, bail, err};
 use crate::tensor::{AlignedBytes, DType, Tensor};
 use values::Values;
-pub(crate) use values::{int_limits, round, truncate, whole, wrap};
+pub(crate) use values::round;
+#[cfg(feature = "webgpu")]
+pub(crate) use values::{int_limits, truncate, whole, wrap};
 
 /// Runs one step on `buffers`.
 ///
