@@ -48,6 +48,14 @@ impl Arithmetic {
         }
     }
 
+    /// `number`, or zero unless `condition` holds.
+    pub(super) fn only_if(self, condition: Option<&str>, number: String) -> String {
+        match condition {
+            Some(condition) => format!("select({}, {number}, {condition})", self.zero()),
+            None => number,
+        }
+    }
+
     pub(super) fn product(self, a: &str, b: &str) -> String {
         match self {
             Arithmetic::Wide => format!("wide_mul({a}, {b})"),
@@ -127,23 +135,59 @@ pub(super) fn walk(base: String, strides: &[Stride], name: &str) -> String {
     strides.iter().enumerate().fold(base, |sum, (i, stride)| stride.add(&sum, &format!("{name}_{i}")))
 }
 
+/// What numbers are divided by. Software divides integers one invocation at a time, but floats of several at once.
+pub(super) struct Divisor {
+    size: String,
+    inverse: Option<String>,
+}
+
+impl Divisor {
+    /// For numbers less than `range`.
+    pub(super) fn new(s: &mut Shader<'_>, size: usize, range: usize) -> Self {
+        // A whole number and a half, divided by `size`, is at least 0.5 / size away from a whole number. Rounding makes less
+        // of a difference than that to quotients of numbers of less than 22 bits.
+        const RANGE: usize = 1 << 21;
+        let inverse = (s.places.software && range < RANGE).then(|| s.float(1.0 / size as f32));
+        Self { size: s.param(size), inverse }
+    }
+
+    /// Lines that divide `number` (a name): names of the quotient and of the remainder.
+    pub(super) fn divide(&self, s: &mut Shader<'_>, number: &str, quotient: &str, remainder: &str) {
+        match &self.inverse {
+            Some(inverse) => s.line(format!("let {quotient} = u32((f32({number}) + 0.5) * {inverse});")),
+            None => s.line(format!("let {quotient} = {number} / {};", self.size)),
+        }
+        s.line(format!("let {remainder} = {number} - {quotient} * {};", self.size));
+    }
+}
+
+/// Takes the number `name` apart into digits `{name}_0`, …, whose sizes, but for the first, are `sizes`.
+fn split(s: &mut Shader<'_>, name: &str, sizes: &[Divisor]) {
+    let mut rest = name.to_owned();
+    for (i, size) in sizes.iter().enumerate().rev().map(|(i, size)| (i + 1, size)) {
+        let quotient = format!("{name}_r{i}");
+        size.divide(s, &rest, &quotient, &format!("{name}_{i}"));
+        rest = quotient;
+    }
+    s.line(format!("let {name}_0 = {rest};"));
+}
+
 /// An index that is taken apart into digits.
 pub(super) struct Number {
     name: char,
-    /// How many values it has, and sizes of digits, as text.
+    /// How many values it has, and that as text.
+    count: usize,
     pub(super) size: String,
-    sizes: Vec<String>,
+    /// Sizes of all digits but the first.
+    sizes: Vec<Divisor>,
 }
 
 impl Number {
     fn new(name: char, digits: &[Digit], s: &mut Shader<'_>) -> Self {
-        let size = s.param(digits.iter().map(|d| d.size).product());
-        let sizes = if digits.len() < 2 {
-            vec![size.clone(); digits.len()]
-        } else {
-            digits.iter().map(|d| s.param(d.size)).collect()
-        };
-        Self { name, size, sizes }
+        let count = digits.iter().map(|d| d.size).product();
+        let size = s.param(count);
+        let sizes = digits.iter().skip(1).map(|d| Divisor::new(s, d.size, count)).collect();
+        Self { name, count, size, sizes }
     }
 
     pub(super) fn batch(product: &Contraction<'_>, s: &mut Shader<'_>) -> Self {
@@ -160,31 +204,23 @@ impl Number {
 
     /// The lines that take the index `{name}{suffix}` apart.
     pub(super) fn split(&self, s: &mut Shader<'_>, suffix: &str) {
-        let name = format!("{}{suffix}", self.name);
-        let mut rest = name.clone();
-        for i in (1..self.sizes.len()).rev() {
-            let size = &self.sizes[i];
-            s.line(format!("let {name}_r{i} = {rest} / {size};"));
-            s.line(format!("let {name}_{i} = {rest} - {name}_r{i} * {size};"));
-            rest = format!("{name}_r{i}");
-        }
-        if !self.sizes.is_empty() {
-            s.line(format!("let {name}_0 = {rest};"));
-        }
+        split(s, &format!("{}{suffix}", self.name), &self.sizes);
     }
 }
 
 /// Takes a number (a name) apart into indices, slowest first, and those into digits.
 pub(super) fn unravel(s: &mut Shader<'_>, name: &str, numbers: &[&Number]) {
+    let mut range = numbers.iter().map(|n| n.count).product();
     let mut rest = name.to_owned();
     for (i, number) in numbers.iter().enumerate().rev() {
+        let name = number.name.to_string();
         if i > 0 {
-            let (name, size) = (number.name, &number.size);
-            s.line(format!("let {name}_rest = {rest} / {size};"));
-            s.line(format!("let {name} = {rest} - {name}_rest * {size};"));
-            rest = format!("{name}_rest");
+            let quotient = format!("{name}_rest");
+            Divisor::new(s, number.count, range).divide(s, &rest, &quotient, &name);
+            rest = quotient;
+            range /= number.count;
         } else {
-            s.line(format!("let {} = {rest};", number.name));
+            s.line(format!("let {name} = {rest};"));
         }
         number.split(s, "");
     }
@@ -313,8 +349,9 @@ pub(super) struct Access {
     pub(super) batch: Number,
     pub(super) rows: Number,
     pub(super) cols: Number,
-    /// Sizes of the digits of k: texts that may name a phase.
+    /// Sizes of the digits of k: texts that may name a phase, and numbers where they don't.
     pub(super) sum: Vec<String>,
+    pub(super) counts: Vec<Option<usize>>,
     /// The phases' residues.
     tables: Vec<(usize, usize)>,
 }
@@ -328,6 +365,7 @@ impl Access {
         let right = Side::new(product, false, arithmetic, s);
         let size = |d: &Digit| d.phase.map_or_else(|| s.param(d.size), |phase| format!("p{phase}.x"));
         let sum = product.sum.iter().map(size).collect();
+        let counts = product.sum.iter().map(|d| d.phase.is_none().then_some(d.size)).collect();
         let (batch, rows, cols) = (Number::batch(product, s), Number::rows(product, s), Number::cols(product, s));
         let table = |(number, phase): (usize, &Phase)| {
             let row =
@@ -337,7 +375,7 @@ impl Access {
             (digit.expect("a phase is a digit of z"), s.table(&rows))
         };
         let tables = product.phases.iter().enumerate().map(table).collect();
-        Self { left, right, batch, rows, cols, sum, tables }
+        Self { left, right, batch, rows, cols, sum, counts, tables }
     }
 
     /// What depends on `z`, whose digits are known.
@@ -355,16 +393,20 @@ impl Access {
         self.right.step(s, level);
     }
 
-    /// Takes k (a name) apart into digits.
-    pub(super) fn split_sum(&self, s: &mut Shader<'_>, name: &str) {
-        let mut rest = name.to_owned();
-        for (i, size) in self.sum.iter().enumerate().skip(1).rev() {
-            s.line(format!("let k_r{i} = {rest} / {size};"));
-            s.line(format!("let k_{i} = {rest} - k_r{i} * {size};"));
-            rest = format!("k_r{i}");
-        }
+    /// Takes `k` apart into digits. Sizes that are the same for all of the product are numbers of `sizes`.
+    pub(super) fn split_sum(&self, s: &mut Shader<'_>, sizes: &[Divisor]) {
         if !self.sum.is_empty() {
-            s.line(format!("let k_0 = {rest};"));
+            split(s, "k", sizes);
         }
+    }
+
+    /// What `k` is divided by to take it apart.
+    pub(super) fn sum_sizes(&self, s: &mut Shader<'_>) -> Vec<Divisor> {
+        let range = self.counts.iter().map(|count| count.unwrap_or(1)).product();
+        let size = |(text, count): (&String, &Option<usize>)| match count {
+            Some(count) => Divisor::new(s, *count, range),
+            None => Divisor { size: text.clone(), inverse: None },
+        };
+        self.sum.iter().zip(&self.counts).skip(1).map(size).collect()
     }
 }

@@ -1,12 +1,12 @@
 //! Products as loops without barriers: one output per invocation ([`plain`]), or a block of them ([`block`]): on software, and where
 //! one side of the result is thin.
 
-use super::access::{Access, Arithmetic};
+use super::access::{Access, Arithmetic, Divisor, unravel};
 use super::contraction::Contraction;
 use super::layout::Places;
 use super::shader::{Dispatch, Shader};
 use super::sink::Sink;
-use super::tiles::{Block, Choice};
+use super::tiles::{Block, Choice, Shape};
 
 /// One output per invocation.
 pub(super) fn plain(product: &Contraction<'_>, arithmetic: Arithmetic, choice: &Choice, places: &Places) -> Dispatch {
@@ -16,20 +16,18 @@ pub(super) fn plain(product: &Contraction<'_>, arithmetic: Arithmetic, choice: &
     let outputs = product.shape().outputs();
     let mut number = "i";
     if choice.splits > 1 {
-        let size = s.param(outputs);
-        s.line(format!("let split = i / {size};"));
-        s.line(format!("let at = i - split * {size};"));
+        Divisor::new(&mut s, outputs, outputs * choice.splits).divide(&mut s, "i", "split", "at");
         number = "at";
     }
-    super::access::unravel(&mut s, number, &[&access.batch, &access.rows, &access.cols]);
+    unravel(&mut s, number, &[&access.batch, &access.rows, &access.cols]);
     access.bases(product, &mut s);
     access.left.own(&mut s, "");
     access.right.own(&mut s, "");
     s.line(format!("var sum = {};", arithmetic.zero()));
     let own = [String::new()];
-    nest(&mut s, product, &access, choice, [&own, &own], |s| {
-        s.line(format!("let a = {};", access.left.value("")));
-        s.line(format!("let b = {};", access.right.value("")));
+    nest(&mut s, &access, choice, false, [&own, &own], |s, condition| {
+        s.line(format!("let a = {};", arithmetic.only_if(condition, access.left.value(""))));
+        s.line(format!("let b = {};", arithmetic.only_if(condition, access.right.value(""))));
         s.line(format!("sum = {};", arithmetic.accumulate("sum", "a", "b")));
     });
     sink.batch(&mut s);
@@ -48,7 +46,7 @@ pub(super) fn block(product: &Contraction<'_>, b: Block, choice: &Choice, places
     let shape = product.shape();
     let width = b.lanes * b.cols;
     let (down, across) = (shape.m.div_ceil(b.rows), shape.n.div_ceil(width));
-    place(&mut s, &access, [down, across], choice);
+    place(&mut s, &access, &shape, [down, across], choice);
     access.bases(product, &mut s);
     let rows: Vec<String> = (0..b.rows).map(|i| i.to_string()).collect();
     let cols: Vec<String> = (0..b.cols).map(|j| j.to_string()).collect();
@@ -64,10 +62,13 @@ pub(super) fn block(product: &Contraction<'_>, b: Block, choice: &Choice, places
     }
     let sums = rows.iter().flat_map(|row| cols.iter().map(move |col| (row, col)));
     sums.clone().for_each(|(row, col)| s.line(format!("var s{row}_{col} = 0.0;")));
-    nest(&mut s, product, &access, choice, [&rows, &cols], |s| {
-        cols.iter().for_each(|col| s.line(format!("let b{col} = {};", access.right.value(col))));
+    let flat = places.software && product.is_flat();
+    nest(&mut s, &access, choice, flat, [&rows, &cols], |s, condition| {
+        for col in &cols {
+            s.line(format!("let b{col} = {};", Arithmetic::Float.only_if(condition, access.right.value(col))));
+        }
         for row in &rows {
-            s.line(format!("let a{row} = {};", access.left.value(row)));
+            s.line(format!("let a{row} = {};", Arithmetic::Float.only_if(condition, access.left.value(row))));
             cols.iter().for_each(|col| s.line(format!("s{row}_{col} += a{row} * b{col};")));
         }
     });
@@ -103,73 +104,91 @@ pub(super) fn block(product: &Contraction<'_>, b: Block, choice: &Choice, places
 }
 
 /// Takes the number `g` of the workgroup apart: `gy` and `gx` (which block of rows, of columns), `z` and its digits, `split`.
-pub(super) fn place(s: &mut Shader<'_>, access: &Access, [down, across]: [usize; 2], choice: &Choice) {
-    let mut rest = "g";
-    let mut next = |name: &str, before: &'static str, size: &str, s: &mut Shader<'_>| {
-        s.line(format!("let {before} = {rest} / {size};"));
-        s.line(format!("let {name} = {rest} - {before} * {size};"));
-        rest = before;
-    };
-    let (down, across) = (s.param(down), s.param(across));
-    next("gx", "g_y", &across, s);
-    next("gy", "g_z", &down, s);
+pub(super) fn place(s: &mut Shader<'_>, access: &Access, shape: &Shape, [down, across]: [usize; 2], choice: &Choice) {
+    let range = down * across * shape.batch * choice.splits;
+    Divisor::new(s, across, range).divide(s, "g", "g_y", "gx");
+    Divisor::new(s, down, range / across).divide(s, "g_y", "g_z", "gy");
     if choice.splits > 1 {
-        next("z", "split", &access.batch.size, s);
+        Divisor::new(s, shape.batch, range / across / down).divide(s, "g_z", "split", "z");
     } else {
         s.line("let z = g_z;");
     }
     access.batch.split(s, "");
 }
 
-/// Loops over the digits of k, and in them `body`. `suffixes` are those of rows and columns.
+/// Loops over k, and in them `body`, which is told the condition (if there is any) without which its factors count as zero. A
+/// loop for each digit, or if `flat` one loop. `suffixes` are those of rows and columns.
 fn nest(
     s: &mut Shader<'_>,
-    product: &Contraction<'_>,
     access: &Access,
     choice: &Choice,
+    flat: bool,
     suffixes: [&[String]; 2],
-    body: impl Fn(&mut Shader<'_>),
+    body: impl Fn(&mut Shader<'_>, Option<&str>),
 ) {
     let levels = access.sum.len();
     if levels == 0 {
-        return body(s);
+        return body(s, None);
     }
-    let chunk = (choice.splits > 1).then(|| product.sum[0].size.div_ceil(choice.splits));
-    let (mut begin, mut end) = ("0u".to_owned(), access.sum[0].clone());
-    if let Some(chunk) = chunk {
+    let digits = if flat { access.sum_sizes(s) } else { Vec::new() };
+    let mut counts = access.counts.clone();
+    let mut sizes = access.sum.clone();
+    if flat {
+        let size = counts.iter().flatten().product();
+        (counts, sizes) = (vec![Some(size)], vec![s.param(size)]);
+    }
+    let (mut begin, mut end) = ("0u".to_owned(), sizes[0].clone());
+    if choice.splits > 1 {
+        let count = counts[0].expect("a phase is not split");
+        let chunk = count.div_ceil(choice.splits).next_multiple_of(2);
+        counts[0] = Some(if count.is_multiple_of(2) { chunk } else { chunk + 1 });
         let chunk = s.param(chunk);
         s.line(format!("let begin = split * {chunk};"));
         s.line(format!("let end = min(begin + {chunk}, {end});"));
         (begin, end) = ("begin".into(), "end".into());
     }
-    // A loop step costs about as much as a few products, so that two at a time are faster.
-    let last = product.sum[levels - 1];
-    let counted = if levels == 1 { chunk.unwrap_or(last.size) } else { last.size };
-    let pairs = last.phase.is_none() && last.size.is_multiple_of(2) && counted.is_multiple_of(2);
-    for level in 1..=levels {
-        let k = level - 1;
-        if level > 1 {
-            (begin, end) = ("0u".into(), access.sum[k].clone());
-        }
-        let step = |s: &mut Shader<'_>| {
-            access.enter(s, level);
-            suffixes[0].iter().for_each(|suffix| access.left.check(s, level, suffix));
-            suffixes[1].iter().for_each(|suffix| access.right.check(s, level, suffix));
-            if level == levels {
-                body(s);
-            }
-        };
-        if level == levels && pairs {
-            s.line(format!("for (var k = {begin}; k < {end}; k += 2u) {{"));
-            for half in 0..2 {
-                s.line(format!("{{ let k_{k} = k + {half}u;"));
-                step(s);
-                s.line("}");
-            }
+    let enter = |s: &mut Shader<'_>, level: usize| {
+        access.enter(s, level);
+        suffixes[0].iter().for_each(|suffix| access.left.check(s, level, suffix));
+        suffixes[1].iter().for_each(|suffix| access.right.check(s, level, suffix));
+    };
+    let last = sizes.len() - 1;
+    for outer in 0..last {
+        s.line(format!("for (var k_{outer} = {begin}; k_{outer} < {end}; k_{outer}++) {{"));
+        enter(s, outer + 1);
+        (begin, end) = ("0u".into(), sizes[outer + 1].clone());
+    }
+    let step = |s: &mut Shader<'_>, k: &str, condition: Option<&str>| {
+        if flat {
+            s.line(format!("let k = {k};"));
+            access.split_sum(s, &digits);
+            (1..=levels).for_each(|level| enter(s, level));
         } else {
-            s.line(format!("for (var k_{k} = {begin}; k_{k} < {end}; k_{k}++) {{"));
-            step(s);
+            s.line(format!("let k_{last} = {k};"));
+            enter(s, levels);
+        }
+        body(s, condition);
+    };
+    match counts[last] {
+        // A step of a loop costs as much as several products, so that two at a time are faster.
+        Some(count) if count > 1 => {
+            s.line(format!("for (var pair = {begin}; pair < {end}; pair += 2u) {{"));
+            s.line("{");
+            step(s, "pair", None);
+            s.line("}");
+            if count.is_multiple_of(2) {
+                s.line("{");
+                step(s, "pair + 1u", None);
+            } else {
+                s.line(format!("{{ let is_pair = pair + 1u < {end};"));
+                step(s, "select(pair, pair + 1u, is_pair)", Some("is_pair"));
+            }
+            s.line("}");
+        }
+        _ => {
+            s.line(format!("for (var single = {begin}; single < {end}; single++) {{"));
+            step(s, "single", None);
         }
     }
-    s.line("}".repeat(levels));
+    s.line("}".repeat(sizes.len()));
 }

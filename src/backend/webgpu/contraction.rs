@@ -20,6 +20,9 @@ use super::{block, tiled};
 use crate::error::{Result, err};
 use crate::kernel::View;
 
+/// Steps of a loop that are too few to be worth the loop.
+const SHORT: usize = 8;
+
 /// A digit of an index: its size, and how far a step of it leads in each tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Digit {
@@ -142,13 +145,19 @@ impl Contraction<'_> {
         residues.for_each(|r| std::mem::swap(&mut r.left, &mut r.right));
     }
 
-    /// Which digit of k the innermost loop counts best: a long one, or if the last is short (the taps of a kernel), one that
-    /// moves no window, so that what is outside is the same for the whole loop.
-    fn innermost(&mut self) {
-        const SHORT: usize = 8;
+    /// Is k better one loop that takes k apart than loops in loops? Each loop costs much where the one in it is short.
+    pub(super) fn is_flat(&self) -> bool {
+        self.phases.is_empty() && self.sum.len() > 1 && self.sum.last().is_some_and(|d| d.size < SHORT)
+    }
+
+    /// Makes that digit of k the last which the innermost loop counts best: a long one, or if the last is short (the taps of a
+    /// kernel) one that moves no window, so that what is outside is the same for the whole loop.
+    fn order_sum(&mut self) {
         let Some(last) = self.sum.last().filter(|last| last.size < SHORT) else { return };
         let free = self.sum.iter().enumerate().filter(|(_, d)| d.window.is_none() && d.phase.is_none());
-        if let Some((at, _)) = free.max_by_key(|(_, d)| d.size).filter(|(_, d)| d.size > last.size) {
+        // Even a short one, if there has to be a loop for each digit.
+        let least = if self.phases.is_empty() { SHORT } else { last.size + 1 };
+        if let Some((at, _)) = free.max_by_key(|(_, d)| d.size).filter(|(_, d)| d.size >= least) {
             let digit = self.sum.remove(at);
             self.sum.push(digit);
         }
@@ -202,11 +211,12 @@ pub(super) fn lower(mut product: Contraction<'_>, cx: &mut Lower<'_>) -> Result<
         product.transpose();
     }
     if software {
-        product.innermost();
+        product.order_sum();
     }
-    // A loop nest is split by its outermost loop.
+    // Loops are split by the outermost.
     let longest = match choice.variant {
         Variant::Tile(_) => product.shape().k,
+        Variant::Block(_) if software && product.is_flat() => product.shape().k,
         Variant::Plain | Variant::Block(_) => {
             product.sum.first().map_or(1, |d| if d.phase.is_some() { 1 } else { d.size })
         }

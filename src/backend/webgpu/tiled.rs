@@ -1,6 +1,6 @@
 //! Products tile by tile through workgroup memory: for GPUs.
 
-use super::access::{Access, Arithmetic, Number, Side};
+use super::access::{Access, Arithmetic, Divisor, Number, Side};
 use super::block::place;
 use super::contraction::Contraction;
 use super::layout::Places;
@@ -16,7 +16,7 @@ pub(super) fn tiled(product: &Contraction<'_>, t: &Tile, choice: &Choice, places
     let sink = Sink::new(product, Arithmetic::Float, choice.splits, &mut s);
     let shape = product.shape();
     let (down, across) = (shape.m.div_ceil(t.rows), shape.n.div_ceil(t.cols));
-    place(&mut s, &access, [down, across], choice);
+    place(&mut s, &access, &shape, [down, across], choice);
     access.bases(product, &mut s);
     let left = Loader::new(&access.left, &access.rows, "tile_l", ["y", "gy"], t.rows, t);
     let right = Loader::new(&access.right, &access.cols, "tile_r", ["x", "gx"], t.cols, t);
@@ -24,6 +24,7 @@ pub(super) fn tiled(product: &Contraction<'_>, t: &Tile, choice: &Choice, places
     right.declare(&mut s);
     let size = if access.sum.is_empty() { "1u".into() } else { access.sum.join(" * ") };
     s.line(format!("let size = {size};"));
+    let digits = access.sum_sizes(&mut s);
     let (mut begin, mut end) = ("0u", "size");
     if choice.splits > 1 {
         let chunk = s.param(chunk(shape.k, choice.splits, t));
@@ -38,8 +39,8 @@ pub(super) fn tiled(product: &Contraction<'_>, t: &Tile, choice: &Choice, places
     s.line(format!("let tx = lane % {}u;", t.cols / t.wide));
     s.line(format!("let ty = lane / {}u;", t.cols / t.wide));
     s.line(format!("for (var kt = {begin}; kt < {end}; kt += {}u) {{", t.depth));
-    left.load(&mut s, &access, end);
-    right.load(&mut s, &access, end);
+    left.load(&mut s, &access, &digits, end);
+    right.load(&mut s, &access, &digits, end);
     s.line("workgroupBarrier();");
     left.keep(&mut s);
     right.keep(&mut s);
@@ -153,14 +154,14 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads from memory to registers. Beyond the end of k is 0.
-    fn load(&self, s: &mut Shader<'_>, access: &Access, end: &str) {
+    fn load(&self, s: &mut Shader<'_>, access: &Access, digits: &[Divisor], end: &str) {
         let array = self.array;
         for slot in 0..self.slots() {
             s.line(format!("var {array}_v{slot} = vec4<f32>();"));
             s.line("{");
             s.line(format!("let k_at = kt + {array}_k{slot};"));
             s.line("let k = min(k_at, size - 1u);");
-            access.split_sum(s, "k");
+            access.split_sum(s, digits);
             let levels = access.sum.len();
             (1..=levels).for_each(|level| self.side.step(s, level));
             let values = (0..4).map(|i| {
