@@ -76,17 +76,7 @@ impl<B: Backend> Module<B> {
         });
         let eval = eval.transpose()?;
         let cx = RunContext { finite: true, ..RunContext::default() };
-        let module = Self {
-            backend,
-            parameters,
-            train,
-            eval,
-            statistics,
-            reset,
-            overwrite: true,
-            training: true,
-            cx,
-        };
+        let module = Self { backend, parameters, train, eval, statistics, reset, overwrite: true, training: true, cx };
         Ok(module)
     }
 
