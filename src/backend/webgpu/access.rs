@@ -135,19 +135,21 @@ pub(super) fn walk(base: String, strides: &[Stride], name: &str) -> String {
     strides.iter().enumerate().fold(base, |sum, (i, stride)| stride.add(&sum, &format!("{name}_{i}")))
 }
 
-/// What numbers are divided by. Software divides integers one invocation at a time, but floats of several at once.
+/// What numbers are divided by. Integers are divided by many instructions (on software, one invocation at a time); floats multiply
+/// by one.
 pub(super) struct Divisor {
     size: String,
     inverse: Option<String>,
 }
 
 impl Divisor {
+    /// A whole number and a half, divided by `size`, is at least 0.5 / size away from a whole number. Rounding makes less of a
+    /// difference than that to quotients of numbers below this.
+    const RANGE: usize = 1 << 21;
+
     /// For numbers less than `range`.
     pub(super) fn new(s: &mut Shader<'_>, size: usize, range: usize) -> Self {
-        // A whole number and a half, divided by `size`, is at least 0.5 / size away from a whole number. Rounding makes less
-        // of a difference than that to quotients of numbers of less than 22 bits.
-        const RANGE: usize = 1 << 21;
-        let inverse = (s.places.software && range < RANGE).then(|| s.float(1.0 / size as f32));
+        let inverse = (range < Self::RANGE).then(|| s.float(1.0 / size as f32));
         Self { size: s.param(size), inverse }
     }
 
@@ -408,5 +410,24 @@ impl Access {
             None => Divisor { size: text.clone(), inverse: None },
         };
         self.sum.iter().zip(&self.counts).skip(1).map(size).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Divisor;
+
+    /// Every quotient by every size that matters, on both sides of where it changes.
+    #[test]
+    fn quotients_by_floats_are_exact() {
+        let sizes = (1..300).chain((9..21).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1, (1 << p) * 4 / 3]));
+        for size in sizes {
+            let inverse = 1.0 / size as f32;
+            for multiple in (0..Divisor::RANGE).step_by(size) {
+                for n in [multiple.saturating_sub(1), multiple, multiple + size / 2] {
+                    assert_eq!(((n as f32 + 0.5) * inverse) as usize, n / size, "{n} / {size}");
+                }
+            }
+        }
     }
 }
