@@ -417,6 +417,26 @@ fn conv() {
             dilations: &[1],
             pads: &[(1, 1)],
         },
+        C {
+            batch: 2,
+            channels: (2, 3),
+            groups: 1,
+            image: &[6, 50],
+            window: &[2, 3],
+            strides: &[9, 40],
+            dilations: &[1, 2],
+            pads: &[(1, 0), (0, 2)],
+        },
+        C {
+            batch: 2,
+            channels: (1, 1),
+            groups: 3,
+            image: &[70],
+            window: &[3],
+            strides: &[50],
+            dilations: &[1],
+            pads: &[(0, 0)],
+        },
     ];
     for (i, c) in table.iter().enumerate() {
         for direction in [Direction::Forward, Direction::InputGrad, Direction::WeightGrad] {

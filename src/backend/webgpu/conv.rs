@@ -5,8 +5,11 @@ use super::contraction::{self, Contraction, Digit, Phase, Residue, Term, Window}
 use super::depthwise;
 use super::lower::Lower;
 use super::shader::Dispatch;
-use crate::error::{Result, bail};
+use crate::error::{Result, bail, err};
 use crate::kernel::{Conv, Direction, Step, View};
+
+/// The most residues of input pixels, which are listed in parameters.
+const RESIDUES: usize = 2048;
 
 pub(super) fn lower(kernel: &Conv, step: &Step, cx: &mut Lower<'_>) -> Result<Vec<Dispatch>> {
     let g = Geometry::new(kernel, step)?;
@@ -15,6 +18,11 @@ pub(super) fn lower(kernel: &Conv, step: &Step, cx: &mut Lower<'_>) -> Result<Ve
     }
     let product = match kernel.direction {
         Direction::Forward => g.forward(step.reads.get(2)),
+        Direction::InputGrad if g.residues() > RESIDUES => {
+            return Err(err!(Unsupported, "the input gradient of a convolution with such strides, on the GPU")
+                .expected(format!("at most {RESIDUES} residues"))
+                .found(g.residues()));
+        }
         Direction::InputGrad => g.input_gradient(),
         Direction::WeightGrad => g.weight_gradient(),
     };
@@ -53,6 +61,11 @@ impl Axis {
     pub(super) fn is_inside(&self) -> bool {
         let reach = self.output.saturating_sub(1) * self.stride + (self.window.max(1) - 1) * self.dilation;
         self.pad == 0 && reach < self.input
+    }
+
+    /// How many residues modulo the stride pixels of the input have.
+    fn residues(&self) -> usize {
+        self.stride.min(self.input)
     }
 
     /// Where the first window begins, in x.
@@ -103,6 +116,10 @@ impl<'a> Geometry<'a> {
             windows: Vec::new(),
             phases: Vec::new(),
         }
+    }
+
+    fn residues(&self) -> usize {
+        self.axes.iter().map(Axis::residues).sum()
     }
 
     /// Where x begins for windows and outputs of 0.
@@ -207,9 +224,9 @@ fn transposed_axis(p: &mut Contraction<'_>, a: &Axis) {
             let count = (a.window - first).div_ceil(every);
             Residue { count, left: first as isize * a.w, right: start * a.y, start }
         };
-        let residues = (0..a.stride).map(residue).collect();
+        let residues = (0..a.residues()).map(residue).collect();
         p.phases.push(Phase { step: a.stride, size: a.input, residues });
-        p.batch.push(Digit { phase: Some(phase), ..Digit::of(a.stride).out(a.x) });
+        p.batch.push(Digit { phase: Some(phase), ..Digit::of(a.residues()).out(a.x) });
     }
     let pixel = Digit::of(a.input.div_ceil(a.stride)).right(a.y).out(stride * a.x);
     let tap = Digit::of(a.window.div_ceil(every)).left(every as isize * a.w).right(-back * a.y);

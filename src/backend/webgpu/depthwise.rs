@@ -10,7 +10,8 @@ use super::shader::{Dispatch, Library, Operand, Shader};
 use crate::kernel::{Direction, View};
 use crate::tensor::DType;
 
-/// The most products, and the most loads, of a block.
+/// The most outputs, products and loads of a block.
+const OUTPUTS: usize = 32;
 const PRODUCTS: usize = 200;
 const LOADS: usize = 64;
 
@@ -131,6 +132,7 @@ impl Block {
             [4, 2, 1].map(|n: usize| n.next_multiple_of(unit)).into_iter().filter(move |&n| n <= most.max(unit))
         };
         let blocks = sizes(&across).flat_map(|wide| sizes(&down).map(move |tall| (wide, tall)));
+        let blocks = blocks.filter(|(wide, tall)| wide * tall <= OUTPUTS);
         let blocks = blocks.map(|(wide, tall)| Self {
             down: Line::new(&down, tall, gradient),
             across: Line::new(&across, wide, gradient),
