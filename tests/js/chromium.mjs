@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 
 import * as ontrain from "ontrain";
 import { open } from "./browser.mjs";
-import { read } from "./fixtures.mjs";
+import { mnist, read } from "./fixtures.mjs";
 import { scenario } from "./scenario.mjs";
 
 const PAGE = `
@@ -14,7 +14,7 @@ const PAGE = `
   import * as devices from "/js/devices.mjs";
   import { scenario } from "/js/scenario.mjs";
   const read = async (path) => {
-    const response = await fetch("/fixtures/" + path);
+    const response = await fetch((path.startsWith("mnist/") ? "/" : "/fixtures/") + path);
     if (!response.ok) throw new Error(path + ": " + response.status);
     return new Uint8Array(await response.arrayBuffer());
   };
@@ -40,7 +40,7 @@ const WORKER = `
   postMessage(await init({ device: "auto" }));
 `;
 
-const { page, version, close } = await open(PAGE, { "/fixtures/": read, "/worker.mjs": async () => WORKER });
+const { page, version, close } = await open(PAGE, { "/fixtures/": read, "/mnist/": mnist, "/worker.mjs": async () => WORKER });
 console.log(`Chromium ${version}`);
 let [passed, failed] = [0, 0];
 async function test(name, work) {

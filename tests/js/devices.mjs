@@ -182,33 +182,19 @@ export async function together(read, device) {
 /** Each of the above. */
 export const ON_EACH = { queue, rates, withoutWaiting, badSteps, together };
 
-/** Strokes that a network can tell apart, like handwritten digits: 28×28 in [0, 1], and which of ten each is. */
-function digits(count) {
-  let state = 2024;
-  const random = () => (state = (Math.imul(state, 1664525) + 1013904223) >>> 0) / 2 ** 32;
-  const pixels = new Float32Array(count * 784);
-  const labels = new BigInt64Array(count);
-  for (let i = 0; i < count; i++) {
-    const digit = Math.floor(random() * 10);
-    const [dx, dy, width] = [random() * 4 - 2, random() * 4 - 2, 1.2 + random()];
-    labels[i] = BigInt(digit);
-    for (let at = 0; at < 784; at++) {
-      const [x, y] = [(at % 28) - 13.5 - dx, Math.floor(at / 28) - 13.5 - dy];
-      const angle = (digit % 5) * (Math.PI / 5);
-      const line = Math.abs(x * Math.sin(angle) - y * Math.cos(angle));
-      const away = digit < 5 ? line : Math.min(line, Math.abs(Math.hypot(x, y) - 7));
-      const ink = Math.hypot(x, y) < 10 ? Math.exp(-((away / width) ** 2)) : 0;
-      pixels[i * 784 + at] = Math.min(1, ink + 0.1 * random());
-    }
-  }
+/** The first digits of MNIST's test set: 28×28 in [0, 1], and which of ten each is. */
+async function digits(read, count) {
+  const [images, answers] = await Promise.all(["images-idx3", "labels-idx1"].map((name) => read(`mnist/t10k-${name}-ubyte`)));
+  const pixels = Float32Array.from(images.subarray(16, 16 + count * 784), (value) => value / 255);
+  const labels = BigInt64Array.from(answers.subarray(8, 8 + count), (value) => BigInt(value));
   return { pixels, labels };
 }
 
-/** The network of `cargo xtask demo`, and batches of such strokes. */
+/** The network of `cargo xtask demo`, and batches of MNIST. */
 async function demo(read, size) {
   const options = { requiresGrad: ["*"], loss: "CrossEntropyLoss", additionalOutputNames: ["output"] };
   const artifacts = await generateArtifacts(await read("demo/lenet.onnx"), options);
-  const { pixels, labels } = digits(16 * size);
+  const { pixels, labels } = await digits(read, 16 * size);
   const feeds = (i) => {
     const from = (i % 16) * size;
     return {

@@ -88,5 +88,5 @@ pub(crate) fn run_in_chromium(project: &Path) -> Result<()> {
     if !script.is_file() {
         bail!("tests/js/chromium.mjs is missing");
     }
-    sh::run(node(project).env("CHROME_PATH", browser).arg(script))
+    sh::run(node(project).env("CHROME_PATH", browser).env("ONTRAIN_MNIST", setup::mnist()?).arg(script))
 }
