@@ -4,8 +4,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -238,16 +236,9 @@ impl Runner {
 }
 
 impl Drop for Runner {
-    /// The end of its input ends it; it may have a browser to close.
+    /// The end of its input ends it.
     fn drop(&mut self) {
         drop(self.input.take());
-        for _ in 0..100 {
-            if matches!(self.child.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            sleep(Duration::from_millis(50));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        sh::end(&mut self.child);
     }
 }

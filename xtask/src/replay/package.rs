@@ -4,8 +4,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use ontrain::artifacts::{Artifacts, Loss, Optimizer, Options, Reduction, generate};
@@ -49,17 +47,10 @@ struct Worker {
 }
 
 impl Drop for Worker {
-    /// The end of its input ends it; it may have a browser to close. One that hangs is stopped.
+    /// The end of its input ends it.
     fn drop(&mut self) {
         drop(self.input.take());
-        for _ in 0..100 {
-            if matches!(self.child.try_wait(), Ok(Some(_))) {
-                return;
-            }
-            sleep(Duration::from_millis(50));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        sh::end(&mut self.child);
     }
 }
 
