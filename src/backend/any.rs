@@ -164,6 +164,10 @@ impl Backend for Any {
         }
     }
 
+    fn failures(&self) -> u64 {
+        on!(self, device => device.failures())
+    }
+
     fn flush(&self) {
         on!(self, device => device.flush());
     }

@@ -55,6 +55,11 @@ pub trait Backend {
     /// Reads outputs of the last run into tensors of their dtypes and shapes. Constant ones are passed over.
     async fn read(&self, program: &Self::Program, outputs: &[(String, Output)], tensors: &mut [Tensor]) -> Result<()>;
 
+    /// How many errors that the device found late have been reported, by whichever call came to know of them.
+    fn failures(&self) -> u64 {
+        0
+    }
+
     /// Lets the device begin what has been asked of it so far, without waiting for it.
     fn flush(&self) {}
 }

@@ -12,6 +12,7 @@ use crate::passes::cut;
 use crate::plan::Plan;
 use crate::tensor::{DType, Tensor, known_shape};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What a train step does when its loss is NaN or infinite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +36,9 @@ pub struct Module<B: Backend> {
     /// One bool on the device: overwrite gradients instead of adding.
     reset: B::Buffer,
     /// Will the next train step overwrite?
-    overwrite: bool,
+    overwrite: AtomicBool,
+    /// Failures of the device from which this module has recovered.
+    failures: AtomicU64,
     training: bool,
     cx: RunContext,
 }
@@ -76,7 +79,18 @@ impl<B: Backend> Module<B> {
         });
         let eval = eval.transpose()?;
         let cx = RunContext { finite: true, ..RunContext::default() };
-        let module = Self { backend, parameters, train, eval, statistics, reset, overwrite: true, training: true, cx };
+        let module = Self {
+            backend,
+            parameters,
+            train,
+            eval,
+            statistics,
+            reset,
+            overwrite: AtomicBool::new(true),
+            failures: AtomicU64::new(0),
+            training: true,
+            cx,
+        };
         Ok(module)
     }
 
@@ -147,15 +161,16 @@ impl<B: Backend> Module<B> {
     /// state until it has been reported; optimizer steps meanwhile are counted by [`Optimizer::steps`](super::Optimizer::steps)
     /// though they do nothing.
     pub async fn start_train_step(&mut self, inputs: &[&Tensor]) -> Result<()> {
+        self.recover().await?;
         self.parameters.check_filled()?;
-        self.backend.upload(&self.reset, &[self.overwrite as u8])?;
+        self.backend.upload(&self.reset, &[self.overwrite.load(Ordering::Relaxed) as u8])?;
         for kept in &self.statistics {
             self.backend.copy(&kept.value, &kept.before).await?;
         }
         self.cx.step += 1;
         let started = self.train.start(&self.backend, inputs, &self.cx).await;
         self.settle(started).await?;
-        self.overwrite = false;
+        self.overwrite.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -170,15 +185,31 @@ impl<B: Backend> Module<B> {
         scalar(loss.ok_or_else(|| err!(State, "there is no loss: no train step was started, or the last one failed"))?)
     }
 
-    /// After a step that failed: running statistics are as they were before it, and the next step overwrites its gradients.
-    async fn settle(&mut self, step: Result<()>) -> Result<()> {
+    /// What a train step gave; after one that failed the module is as it was before it.
+    async fn settle(&self, step: Result<()>) -> Result<()> {
         if step.is_err() {
-            self.overwrite = true;
-            for kept in &self.statistics {
-                self.backend.copy(&kept.before, &kept.value).await?;
-            }
+            self.failures.store(self.backend.failures(), Ordering::Relaxed);
+            self.undo().await?;
         }
         step
+    }
+
+    /// A step that nobody waited for may have failed, and another call than [`Self::loss_async`] been told.
+    async fn recover(&self) -> Result<()> {
+        let failures = self.backend.failures();
+        if self.failures.swap(failures, Ordering::Relaxed) != failures {
+            self.undo().await?;
+        }
+        Ok(())
+    }
+
+    /// Running statistics are as they were before the step that failed, and the next step overwrites its gradients.
+    async fn undo(&self) -> Result<()> {
+        self.overwrite.store(true, Ordering::Relaxed);
+        for kept in &self.statistics {
+            self.backend.copy(&kept.before, &kept.value).await?;
+        }
+        Ok(())
     }
 
     /// Forward with the eval model: gives the loss.
@@ -191,6 +222,7 @@ impl<B: Backend> Module<B> {
 
     /// As [`Self::eval_step`], on devices that answer later.
     pub async fn eval_step_async(&mut self, inputs: &[&Tensor]) -> Result<f32> {
+        self.recover().await?;
         self.parameters.check_filled()?;
         let eval = self.eval.as_mut().ok_or_else(no_eval)?;
         eval.run(&self.backend, inputs, &RunContext { finite: false, ..self.cx }).await?;
@@ -219,7 +251,7 @@ impl<B: Backend> Module<B> {
 
     /// Lets the next train step overwrite the gradients instead of adding to them.
     pub fn lazy_reset_grad(&mut self) {
-        self.overwrite = true;
+        self.overwrite.store(true, Ordering::Relaxed);
     }
 
     /// Names of the inputs of the training (or eval) model that a step takes, in order.
@@ -262,6 +294,7 @@ impl<B: Backend> Module<B> {
 
     /// As [`Self::parameter`], on devices that answer later.
     pub async fn parameter_async(&self, name: &str) -> Result<Tensor> {
+        self.recover().await?;
         self.parameters.value(&self.backend, name).await
     }
 
@@ -297,6 +330,7 @@ impl<B: Backend> Module<B> {
 
     /// As [`Self::contiguous_parameters`], on devices that answer later.
     pub async fn contiguous_parameters_async(&self, trainable_only: bool) -> Result<Tensor> {
+        self.recover().await?;
         self.parameters.contiguous(&self.backend, trainable_only).await
     }
 
@@ -318,6 +352,7 @@ impl<B: Backend> Module<B> {
 
     /// Names and current values of the parameters; those of a nominal checkpoint that are not filled are left out.
     pub async fn values_async(&self) -> Result<Vec<(String, Tensor)>> {
+        self.recover().await?;
         self.parameters.values(&self.backend).await
     }
 

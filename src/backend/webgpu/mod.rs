@@ -92,6 +92,10 @@ impl Backend for WebGpu {
         program.read(outputs, tensors).await
     }
 
+    fn failures(&self) -> u64 {
+        self.stream.failures()
+    }
+
     fn flush(&self) {
         self.stream.submit();
     }

@@ -26,6 +26,8 @@ pub(super) struct Stream {
     pending: Mutex<Option<wgpu::CommandEncoder>>,
     /// The number of the submission that is being gathered; no other submission of the device has it.
     batch: AtomicU64,
+    /// Failed checks that have been reported.
+    failures: AtomicU64,
 }
 
 impl Deref for Stream {
@@ -61,7 +63,12 @@ impl Stream {
         });
         count(&shared.made.buffers, 1);
         let batch = AtomicU64::new(shared.next_batch());
-        Self { shared, status, pending: Mutex::default(), batch }
+        Self { shared, status, pending: Mutex::default(), batch, failures: AtomicU64::new(0) }
+    }
+
+    /// How many failed checks have been reported.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     /// The number of the submission that commands are gathered for.
@@ -94,6 +101,7 @@ impl Stream {
             Some(error) => {
                 self.submit(); // what came after the failure still sees it
                 self.queue.write_buffer(&self.status, 0, &[0; STATUS]);
+                self.failures.fetch_add(1, Ordering::Relaxed);
                 Err(error)
             }
         }
